@@ -252,6 +252,7 @@ class World:
             policy=Quorum(frozenset(NAMES)),
             poll_seconds=POLL,
             nodes={name: name for name in NAMES},
+            url=name,
             automatic=True,
             cold=COLD if self.cold else None,
         )

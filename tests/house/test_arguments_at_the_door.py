@@ -36,6 +36,7 @@ from strandline.log.topic.logs import LogTopic
 from strandline.log.topic.memory import MemoryTopic, MemoryTopicSubscription
 from strandline.log.topic.subscription import LogTopicSubscription
 from strandline.model.arguments import LONGEST, shown
+from strandline.node.members.rules import RemoveNode
 from strandline.spark.options import _KNOWN, parse_options
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK
@@ -223,6 +224,7 @@ def examples(place: Place) -> dict[str, Callable[[], Any]]:
     return {
         "Address": lambda: str(place.fresh()),
         "Cursor": lambda: place.cursor,
+        "Change": lambda: RemoveNode("a"),
         "Disk": lambda: DISK,
         "Clock": lambda: CLOCK,
         "Chance": lambda: CHANCE,

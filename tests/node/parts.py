@@ -112,6 +112,7 @@ class Cluster:
         options = replace(
             self.options,
             policy=policy,
+            url=f"to:{name}",
             nodes={other: f"to:{other}" for other in self.names},
             automatic=self.automatic and isinstance(policy, Quorum),
             upstream=None if self.leased else f"to:{self.names[0]}",

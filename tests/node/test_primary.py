@@ -502,7 +502,7 @@ class TestCommitting:
         began = CLOCK.monotonic()
         with pytest.raises(Fenced, match="may be lost in a failover"):
             handle.result(120.0)
-        assert not primary._wait_committed(5, 120.0)
+        assert not primary._watermark._wait_committed(5, 120.0)
         assert CLOCK.monotonic() - began < 120.0, "what is done does not block"
 
 

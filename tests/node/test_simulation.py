@@ -49,6 +49,7 @@ from tests.cluster.history import (
 )
 from tests.cluster.network import Weather
 from tests.cluster.operated import operate
+from tests.cluster.reshaped import of_changes, reshape
 
 
 def play_many(seeds, steps=500, climate=None, *, tiered=False):
@@ -115,6 +116,20 @@ class TestHistories:
             "expired": 60,
         }.items():
             assert total[what] >= least // every, f"{what} happened {total[what]} times only, in {dict(total)}"
+
+    @pytest.mark.parametrize("every", sampled(120, matrix=4))
+    def test_nothing_is_lost_or_doubled_while_the_members_of_the_log_change(self, every):
+        total = sum((reshape(seed).counts for seed in range(0, 120, every)), Counter())
+        total += sum((reshape(seed, climate=of_changes()).counts for seed in range(200, 320, every)), Counter())
+        for what, least in {"acknowledged": 2000, "failovers": 40, "pending": 300, "complete": 300}.items():
+            assert total[what] >= least // every, f"{what} happened {total[what]} times only, in {dict(total)}"
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(1800)
+    def test_nothing_is_lost_or_doubled_while_the_members_change_for_a_long_time(self):
+        for seed in range(50_000, 50_300):
+            reshape(seed)
+            reshape(seed, climate=of_changes())
 
     @pytest.mark.slow
     @pytest.mark.timeout(1800)

@@ -54,7 +54,7 @@ class NodeAddress:
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class LogMembers:
     """The nodes of a log, and its commit policy."""
 
     nodes: tuple[NodeAddress, ...]
@@ -69,8 +69,8 @@ class Membership:
     """The term of the primary that made it."""
     number: int
     """Grows with each record; the settings of the start are number 0."""
-    members: Members
-    former: Members | None = None
+    members: LogMembers
+    former: LogMembers | None = None
     """Those before, while the change is pending: commits and elections need both."""
 
     @property

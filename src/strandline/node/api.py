@@ -19,7 +19,7 @@ from strandline.log.produce.typed import ValueEncoder
 from strandline.log.read.value_format import named_codec
 from strandline.log.writers.numbered import numbered
 from strandline.model.addresses import Address
-from strandline.model.arguments import checked
+from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId, WriterState
 from strandline.model.node import Membership
@@ -183,18 +183,18 @@ class Primary(NodeHandle):
         """Begin a change of the log's members, without waiting; returns the record that is in force then."""
         return self._role.change_members(change, force=force)
 
-    def add_node(self, name: str, url: str, *, vote: bool = True, timeout: float = CHANGE_SECONDS) -> Membership:
+    def add_node(self, name: str, url: str, *, vote: bool = True, timeout: Timeout = CHANGE_SECONDS) -> Membership:
         """Add a node to the log, and wait; with a quorum it votes once it has followed, unless told otherwise.
 
         ``NotReady`` after the timeout: the change goes on, and until it is complete commits need both policies.
         """
         return MemberChange(self, self.running.clock, timeout=timeout).add(name, url, vote=vote)
 
-    def remove_node(self, name: str, *, timeout: float = CHANGE_SECONDS) -> Membership:
+    def remove_node(self, name: str, *, timeout: Timeout = CHANGE_SECONDS) -> Membership:
         """Remove a node from the log, and its vote, and wait until it counts no longer."""
         return MemberChange(self, self.running.clock, timeout=timeout).remove(name)
 
-    def set_policy(self, policy: str, *, timeout: float = CHANGE_SECONDS) -> Membership:
+    def set_policy(self, policy: str, *, timeout: Timeout = CHANGE_SECONDS) -> Membership:
         """Change the commit policy of the log, and wait until only the new one is in force."""
         return MemberChange(self, self.running.clock, timeout=timeout).set_policy(policy)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypedDict
 
@@ -107,17 +107,17 @@ class NodeConfig(NodeOptions):
             open_store(self.cold, self.tiering.options)  # no request
         _ = as_retention(self.tiering.retention)
 
-    def check_reaching(self, url: str, known: Collection[str]) -> None:
+    def check_reaching(self, url: str, nodes: Mapping[str, str]) -> None:
         """``InvalidInput`` if the node would send its token to an address that is none of the log's nodes.
 
-        Whoever can write the object of the lease can name any address there. ``known`` are those of the other nodes.
+        Whoever can write the object of the lease can name any address there. ``nodes`` are those of the log.
         """
-        given = {each.rstrip("/") for each in (*known, self.upstream or "") if each}
+        given = {each.rstrip("/") for each in (*nodes.values(), self.upstream or "") if each}
         if self.client.token is not None and url.rstrip("/") not in given:
             raise InvalidInput(
-                f"The lease names {url[:200]} as the primary, which is no address that node {self.name} knows: its "
-                "token was not sent there. If that is a node of this log, add it with 'strandline node add', or "
-                "give it as --node NAME=URL, with the address that it has itself (--url)."
+                f"The lease names {url[:200]} as the primary, which is none of the addresses that node {self.name} "
+                "knows: its token was not sent there. If it is a node of this log, add it with 'strandline node add', "
+                "or give it as --node NAME=URL, with the address that it has itself (--url)."
             )
 
     def _check_itself(self) -> None:

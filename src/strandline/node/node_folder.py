@@ -157,7 +157,11 @@ class NodeFolder(Closing):
         """Durably forget terms above this one. Only if no node leads in one of them."""
         with self._lock:
             state = self._state
-            after = replace(state, seen=term, adopted=min(state.adopted, term), led=min(state.led, term))
+            known = state.membership  # of a term that counts no longer, it would outlast all later records
+            known = known and replace(known, term=min(known.term, term))
+            after = replace(
+                state, seen=term, adopted=min(state.adopted, term), led=min(state.led, term), membership=known
+            )
             self._write(after)
             return after
 

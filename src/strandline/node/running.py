@@ -23,7 +23,7 @@ from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.server.server import FlightNode
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.tiering import NodeColdTier, TieringLoop
-from strandline.node.members.rules import urls
+from strandline.node.members.rules import addresses
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
@@ -180,7 +180,7 @@ class RunningNode(Closing):
         return Lease(open_store(url), LEASE, holder, seconds=self.config.lease_seconds, clock=self.clock)
 
     def _reach(self, url: str) -> Upstream:
-        self.config.check_reaching(url, self._addresses().values())
+        self.config.check_reaching(url, self._addresses())
         upstream = FlightUpstream(url, security=self._security(), timeout=self.config.timeout, clock=self.clock)
         self._upstreams.add(upstream)
         if self._stop.is_set():  # opened while the other connections were closed
@@ -189,8 +189,7 @@ class RunningNode(Closing):
 
     def _addresses(self) -> dict[str, str]:
         """The nodes of the log with their addresses: those that were recorded, or the settings."""
-        given, known = self.config.nodes, self._node_folder.state.membership
-        return dict(given) if known is None else {name: url or given.get(name, "") for name, url in urls(known).items()}
+        return addresses(self._node_folder.state.membership, self.config.nodes)
 
     def is_member(self, name: str) -> bool:
         """Whether a node of this name belongs to the log."""

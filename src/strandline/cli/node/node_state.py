@@ -13,7 +13,7 @@ from rich.text import Text
 from strandline.cli.shared import output as show
 from strandline.errors import Fenced, InvalidInput, NotReady
 from strandline.model.cursor import SECOND
-from strandline.model.node import Members, Membership
+from strandline.model.node import LogMembers, Membership
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.lead.policies import Quorum, parse_policy
 from strandline.node.messages import Member, NodeStatus, SlotKind, Topology
@@ -114,7 +114,7 @@ def member_facts(known: Membership) -> Iterator[tuple[str, str]]:
         yield "pending", f"until that is on enough nodes, commits also need {_named(known.former)}"
 
 
-def _named(part: Members) -> str:
+def _named(part: LogMembers) -> str:
     nodes = ", ".join(f"{each.name}={each.url or 'unknown'}" for each in part.nodes)
     return f"{nodes} under {part.policy}"
 

@@ -9,7 +9,7 @@ from typing import final
 from strandline.errors import NotReady, StrandlineError
 from strandline.node.elect.election import log_rank, objection, own_objection
 from strandline.node.lead.policies import CommitPolicy, Quorum, parse_policy
-from strandline.node.members.rules import check_membership, is_newer, may_lead, policies, shown, urls
+from strandline.node.members.rules import addresses, check_membership, is_newer, may_lead, policies, shown, urls
 from strandline.node.messages import Caller, ElectionReport
 from strandline.node.node_folder import NodeFolder, check_rise
 from strandline.node.options import NodeOptions
@@ -56,7 +56,7 @@ class Candidacy:
 
     def check_own(self, mine: ElectionReport, *, force: bool) -> None:
         """``NotReady`` if this node must not lead, regardless of the others. Sends no request, and fences no node."""
-        why = own_objection(mine, force=force)
+        why = own_objection(mine, force=force) or self._no_vote(force=force)
         if why is not None:
             raise NotReady(f"{mine.name} was not promoted: {why}.")
 
@@ -68,10 +68,16 @@ class Candidacy:
         reports = self._ask(term=mine.term)
         state = self._node_folder.state  # with the newest record of the members that anybody reported
         why = objection(mine, reports, *self._policies(), primary=state.primary, peers=state.peers, force=force)
-        if why is None and state.membership is not None and not may_lead(state.membership, state.name):
-            why = f"it has no vote in {shown(state.membership)}: promote another node"
+        why = why or self._no_vote(force=force)
         if why is not None:
             raise NotReady(f"{state.name} was not promoted: {why}.")
+
+    def _no_vote(self, *, force: bool) -> str | None:
+        """Why the members' record that is known here does not let this node lead, or None."""
+        known, name = self._node_folder.state.membership, self._node_folder.state.name
+        if known is None or may_lead(known, name) or (force and name in urls(known)):
+            return None
+        return f"it has no vote in {shown(known)}: promote another node"
 
     def _policies(self) -> tuple[CommitPolicy, ...]:
         """The recorded policies; or the commit policy of the last known primary, or this node's own."""
@@ -82,10 +88,7 @@ class Candidacy:
 
     def addresses(self) -> dict[str, str]:
         """The nodes of the log with the addresses that are known, by the newest record."""
-        given, known = self._options.nodes, self._node_folder.state.membership
-        if known is None:
-            return dict(given)
-        return {name: url or given.get(name, "") for name, url in urls(known).items()}
+        return addresses(self._node_folder.state.membership, self._options.nodes)
 
     def learn(self) -> None:
         """Ask the others for a newer record of the members: the primary may be none that this node knows."""

@@ -15,7 +15,8 @@ from strandline.model.node import Heartbeat, Membership, Peer
 from strandline.model.records import RecordSource
 from strandline.model.retention import TIER_SLOT
 from strandline.node.lead.bootstrap_snapshots import BootstrapSnapshots, Export
-from strandline.node.lead.commits import CommitHandle, Commits
+from strandline.node.lead.commit_watermark import CommitWatermark
+from strandline.node.lead.commits import CommitHandle
 from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.consumer_slots import ConsumerSlots
 from strandline.node.lead.feed import LogFeed
@@ -23,13 +24,10 @@ from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.membership import PrimaryMembership
 from strandline.node.lead.policies import (
     CommitPolicy,
-    DurableOffsets,
     Refuse,
     admit,
-    is_met_alone,
     nth_highest,
     strengthened,
-    watermark,
 )
 from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas
 from strandline.node.lead.slot_lags import PrimaryMetrics, node_slots
@@ -83,18 +81,21 @@ class PrimaryRole:
         self.options = options
         self.term_start = log.bounds().next
         self._node_folder = node_folder
-        self.membership = PrimaryMembership(node_folder, options, leadership.term, self._durable)
+        self.membership = PrimaryMembership(node_folder, options, leadership.term, lambda: log.bounds().next)
         """The members of the log, and its commit policy."""
         self._clock = node_folder.clock
         self._bootstrap_snapshots = BootstrapSnapshots(node_folder, log, exports)
         self._metrics = PrimaryMetrics(log)
         peers = [peer for peer in node_folder.state.peers if peer.name != node_folder.state.name]
         self.replicas = Replicas(log, peers, self._remember, clock=self._clock)
-        self._last_offsets: tuple[ReplicaRegistry, DurableOffsets] = (self.replicas.now, DurableOffsets(self.name, -1))
-        """The last durable offsets and the registry they were computed from: every append needs them several times."""
-        self._commits = Commits(self._watermark, self._durable)
-        self._commits.raise_to(None, min(node_folder.state.committed, self.term_start))
-        self._knows = self._is_alone or settled
+        self._watermark = CommitWatermark(
+            log,
+            self.name,
+            lambda: self.membership.policy,
+            lambda: self.replicas.now,
+            known=node_folder.state.committed,
+        )
+        self._knows = self._watermark.is_alone or settled
         self._reached = self.term_start
         """The watermark as of the last heartbeat interval."""
 
@@ -107,10 +108,6 @@ class PrimaryRole:
     def policy(self) -> CommitPolicy:
         """The log's own commit policy."""
         return self.membership.policy
-
-    @property
-    def _is_alone(self) -> bool:
-        return is_met_alone(self.policy, self.name)
 
     @property
     def term(self) -> int:
@@ -170,15 +167,18 @@ class PrimaryRole:
 
     def _complete_change(self) -> None:
         """Complete the change in progress, if it can be."""
-        if self.membership.is_pending and self.leadership.is_held and self.membership.complete(self._durable_offsets):
+        if self.membership.is_pending and self.leadership.is_held and self.membership.complete(self._watermark.offsets):
             self._members_changed()
 
     def _members_changed(self) -> None:
         """New members are in force: those that were removed are no replicas any more, the others are told."""
+        self._watermark.commits.moved()
+        self.replicas.changed()
+        self._drop_strangers()
+
+    def _drop_strangers(self) -> None:
         for name in self.membership.strangers(self.replicas.now):
             self.unregister(Caller(name))
-        self.replicas.changed()
-        self._commits.moved()
 
     # --- appending ---------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class PrimaryRole:
         if expect and not self.log.bounds().next:  # the log itself would begin there
             raise ExpectationFailed(f"The log ends at 0, not at {expect}: nothing was written.")
         extra = None if policy is None or strengthened(self.policy, policy) == self.policy else policy
-        self.membership.check_possible(self._required(extra), self._durable_offsets())
+        self.membership.check_possible(self._watermark.required(extra), self._watermark.offsets())
         self._slow_down()
         writer, number = append or (None, None)
         try:
@@ -221,13 +221,18 @@ class PrimaryRole:
         except LogClosed:
             self.leadership.check("nothing was written")  # the node stepped down in between
             raise
-        required = partial(self._required, extra)
+        required = partial(self._watermark.required, extra)
         return CommitHandle(
-            handle, extra, required, self._commits, self.leadership, self.log, self._clock, self.term_start, self.name
+            handle,
+            extra,
+            required,
+            self._watermark.commits,
+            self.leadership,
+            self.log,
+            self._clock,
+            self.term_start,
+            self.name,
         )
-
-    def _required(self, extra: CommitPolicy | None) -> CommitPolicy:
-        return self.policy if extra is None else strengthened(self.policy, extra)
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of a writer's last append; None for an unknown writer. ``Fenced`` if this node does not lead."""
@@ -262,27 +267,14 @@ class PrimaryRole:
 
     # --- commit watermark --------------------------------------------------------------------------------------
 
-    def _durable_offsets(self) -> DurableOffsets:
-        registry, durable = self.replicas.now, self.log.bounds().next
-        of, offsets = self._last_offsets
-        if of is not registry or offsets.durable != durable:
-            offsets = registry.durable_offsets(self.name, durable, term_start=self.term_start)
-            self._last_offsets = (registry, offsets)
-        return offsets
-
-    def _watermark(self, extra: CommitPolicy | None) -> int:
-        offsets = self._durable_offsets()  # before the policy: a change waits for all that was durable before it
-        return watermark(self._required(extra), offsets)
-
     @property
     def committed(self) -> int:
         """The commit watermark: everything below satisfies the log's policy, and readers see it."""
-        durable = self._durable()  # before the policy, as above
-        return self._commits.raise_to(None, durable) if self._is_alone else self._commits.reached(None)
+        return self._watermark.now
 
     def commit_watermark(self, count: int) -> int:
         """The offset below which everything is durable on at least ``count`` replicas."""
-        durable = (each.durable for each in self._durable_offsets().replicas)
+        durable = (each.durable for each in self._watermark.offsets().replicas)
         return nth_highest([position for position in durable if position is not None], count)
 
     @property
@@ -304,18 +296,7 @@ class PrimaryRole:
                 f"{self.term_start} is committed: ask again when its replicas have acknowledged it under "
                 f"{self.policy}. If they are lost for good, change the policy ('strandline node policy --force')."
             )
-        if self._is_alone:
-            return ReadableLog(self.log, lambda: self.committed, self._wait_durable)
-        return ReadableLog(self.log, lambda: self.committed, self._wait_committed)
-
-    def _durable(self) -> int:
-        return self.log.bounds().next
-
-    def _wait_durable(self, past: int, timeout: float) -> bool:
-        return self.log.wait(Cursor(self.log.log_id, past), timeout)
-
-    def _wait_committed(self, past: int, timeout: float) -> bool:
-        return self._commits.wait(None, past + 1, timeout).done
+        return self._watermark.log()
 
     # --- replicas ----------------------------------------------------------------------------------------------
 
@@ -336,7 +317,7 @@ class PrimaryRole:
         if not keep_slot:
             self._metrics.forget(caller.name)
         self._bootstrap_snapshots.end(caller.name)
-        self._commits.moved()
+        self._watermark.commits.moved()
         self.rotate_keys()  # it knows the former key
 
     def rotate_keys(self) -> None:
@@ -383,7 +364,7 @@ class PrimaryRole:
         """The batches from a position on, up to the durable end and following it."""
         self._check_replica(caller)
         self.replicas.now.replica(caller.name)
-        replicas, commits = self.replicas, self._commits
+        replicas, mark = self.replicas, self._watermark
 
         def heartbeat() -> Heartbeat:
             self.membership.check(caller.name)  # it may be removed meanwhile
@@ -394,7 +375,7 @@ class PrimaryRole:
             since,
             heartbeat,
             lambda upto: replicas.sent(caller.name, upto),
-            is_awaited=lambda: not self._is_alone or commits.is_awaited,
+            is_awaited=lambda: not mark.is_alone or mark.commits.is_awaited,
         )
 
     def acknowledge(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:
@@ -414,7 +395,7 @@ class PrimaryRole:
                 "records may differ. It has to register again."
             )
         refused = self.replicas.acknowledge(name, progress)
-        self._commits.moved()
+        self._watermark.commits.moved()
         return refused
 
     # --- bootstrap ---------------------------------------------------------------------------------------------
@@ -482,6 +463,7 @@ class PrimaryRole:
         self.replicas.move_slots()
         self._bootstrap_snapshots.expire()
         self._complete_change()
+        self._drop_strangers()  # again, if a disk error came in between
         self._reached = self.committed
         self.log.trim(self.options.retention_policy, limits=self.options.slot_limits)
         log = str(self.log.log_id)
@@ -499,7 +481,7 @@ class PrimaryRole:
     def step_down(self, why: str) -> None:
         """End the leadership: nothing is written or acknowledged from here on."""
         self.leadership.end(why)
-        self._commits.give_up()
+        self._watermark.commits.give_up()
         self._metrics.end()
 
     def _check_replica(self, caller: Caller) -> None:

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from strandline.errors import InvalidInput, NotFound, NotReady
 from strandline.model.addresses import check_replica_name
-from strandline.model.node import Members, Membership, NodeAddress
+from strandline.model.node import LogMembers, Membership, NodeAddress
 from strandline.node.lead.policies import (
     Among,
     CommitPolicy,
@@ -61,12 +61,12 @@ class CancelChange:
 Change: TypeAlias = AddNode | RemoveNode | SetPolicy | CancelChange
 
 
-def members_of(nodes: Mapping[str, str], policy: CommitPolicy | str) -> Members:
-    """Members as a value, in one order."""
-    return Members(tuple(NodeAddress(name, url) for name, url in sorted(nodes.items())), str(policy))
+def members_of(nodes: Mapping[str, str], policy: CommitPolicy | str) -> LogMembers:
+    """LogMembers as a value, in one order."""
+    return LogMembers(tuple(NodeAddress(name, url) for name, url in sorted(nodes.items())), str(policy))
 
 
-def parts(known: Membership) -> tuple[Members, ...]:
+def parts(known: Membership) -> tuple[LogMembers, ...]:
     """The members, and while a change is pending those before it."""
     return (known.members,) if known.former is None else (known.members, known.former)
 
@@ -74,6 +74,11 @@ def parts(known: Membership) -> tuple[Members, ...]:
 def urls(known: Membership) -> dict[str, str]:
     """All nodes by name, also those that a pending change removes."""
     return {each.name: each.url for part in reversed(parts(known)) for each in part.nodes}
+
+
+def addresses(known: Membership | None, given: Mapping[str, str]) -> dict[str, str]:
+    """The nodes of the log with their addresses: as recorded, or the settings where nothing is."""
+    return dict(given) if known is None else {name: url or given.get(name, "") for name, url in urls(known).items()}
 
 
 def is_newer(found: Membership | None, known: Membership | None) -> bool:
@@ -97,11 +102,11 @@ def may_lead(known: Membership, name: str) -> bool:
     return any(_is_voter(part, name) for part in parts(known))
 
 
-def _is_voter(part: Members, name: str) -> bool:
+def _is_voter(part: LogMembers, name: str) -> bool:
     return name in _names(part) and all(name in each.voters for each in _quorums(parse_policy(part.policy)))
 
 
-def _names(part: Members) -> set[str]:
+def _names(part: LogMembers) -> set[str]:
     return {each.name for each in part.nodes}
 
 
@@ -128,7 +133,7 @@ def check_membership(found: Membership, *, term: int) -> Membership:
     return found
 
 
-def _check_members(part: Members) -> None:
+def _check_members(part: LogMembers) -> None:
     names = _names(part)
     if not 0 < len(part.nodes) <= MOST_NODES or len(names) < len(part.nodes):
         raise InvalidInput(f"A log has up to {MOST_NODES} nodes, each once, not {len(part.nodes)}.")
@@ -166,12 +171,23 @@ def begun(known: Membership, change: Change, *, term: int, primary: str, force: 
     _check_members(after)
     if not _is_voter(after, primary):
         raise InvalidInput(f"{after.policy} does not name the primary: add {primary}, or promote another node first.")
+    if isinstance(change, SetPolicy):
+        _check_addresses(after)
     if after == known.members and known.former is None:
         return known
     return Membership(term, number, after, None if force else known.members)
 
 
-def _changed(before: Members, change: AddNode | RemoveNode | SetPolicy, primary: str) -> Members:
+def _check_addresses(part: LogMembers) -> None:
+    for each in part.nodes:
+        if not each.url and any(each.name in quorum.voters for quorum in _quorums(parse_policy(part.policy))):
+            raise InvalidInput(
+                f"The address of {each.name} is not known, so that no election could ask it: give it first, by "
+                f"'strandline node add URL {each.name}=NODE_URL'."
+            )
+
+
+def _changed(before: LogMembers, change: AddNode | RemoveNode | SetPolicy, primary: str) -> LogMembers:
     nodes = {each.name: each.url for each in before.nodes}
     match change:
         case AddNode(name, url):

@@ -407,15 +407,15 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
             lambda channel: self._ask(channel, "change-members", **fields).record(Membership), may_repeat=False
         )
 
-    def add_node(self, name: str, url: str, *, vote: bool = True, timeout: float = CHANGE_SECONDS) -> Membership:
+    def add_node(self, name: str, url: str, *, vote: bool = True, timeout: Timeout = CHANGE_SECONDS) -> Membership:
         """Add a node to the log, and wait; with a quorum it votes once it has followed, unless told otherwise."""
         return MemberChange(self, self._clock, timeout=timeout).add(name, url, vote=vote)
 
-    def remove_node(self, name: str, *, timeout: float = CHANGE_SECONDS) -> Membership:
+    def remove_node(self, name: str, *, timeout: Timeout = CHANGE_SECONDS) -> Membership:
         """Remove a node from the log, and its vote, and wait until it counts no longer."""
         return MemberChange(self, self._clock, timeout=timeout).remove(name)
 
-    def set_policy(self, policy: str, *, timeout: float = CHANGE_SECONDS) -> Membership:
+    def set_policy(self, policy: str, *, timeout: Timeout = CHANGE_SECONDS) -> Membership:
         """Change the commit policy of the log, and wait until only the new one is in force."""
         return MemberChange(self, self._clock, timeout=timeout).set_policy(policy)
 
