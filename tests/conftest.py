@@ -146,3 +146,9 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServe
     """A real PostgreSQL server for the tests of a module; skips if it is not installed."""
     with started(PostgresServer(within=str(tmp_path_factory.mktemp("postgres")))) as server:
         yield server
+
+
+@pytest.fixture
+def unsynced(monkeypatch):
+    """Do not sync files: for tests in which many processes die, but not the machine."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import strandline as sl
 from strandline.cli.app import app
 from strandline.errors import InvalidInput
-from tests.ingest.parts import content
+from tests.ingestion.sources import content
 
 FINE = pa.array([1_700_000_000_000_001_999, -1], pa.timestamp("ns", "UTC"))
 WHOLE = pa.array([1_700_000_000_000_001_000, -1000], pa.timestamp("ns", "UTC"))

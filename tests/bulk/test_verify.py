@@ -30,7 +30,7 @@ from strandline.tables.rows.hashing import key_hashes
 from strandline.testing.plain import PlainStore
 from strandline.tier.copy.segment_files import forget_tails, segment_path
 from tests.bulk.test_export import Interrupted
-from tests.tier.tiered_parts import Kind, Tiers, value_at
+from tests.tier.read.tiered_logs import Kind, Tiers, value_at
 
 TIERS = ("object", "wal")
 

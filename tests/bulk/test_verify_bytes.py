@@ -18,7 +18,7 @@ from strandline.model.cursor import Limit
 from strandline.tier.copy.segment_files import ColdSpan, forget_tails, plan_segment, segment_path
 from strandline.tier.opening import attach, tiering
 from tests.cases import some
-from tests.tier.tiered_parts import Tiers
+from tests.tier.read.tiered_logs import Tiers
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from pyiceberg.utils.config import Config
 
 import strandline as sl
 from tests.cli.conftest import Run
-from tests.cli.test_any_log import KINDS
+from tests.cli.logs.test_any_log import KINDS
 from tests.postgres import PostgresServer
 
 SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}, "city": {"type": "string"}}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests import things
+from tests import one_of_each as things
 from tests.cases import some
 
 TARGET = "TARGET"

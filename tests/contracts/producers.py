@@ -12,7 +12,7 @@ import pytest
 from strandline.errors import BufferFull, ExpectationFailed, InvalidInput, OutOfOrder, ProducerClosed, Unsupported
 from strandline.log.contract import Receipt
 from strandline.testing.stores import together
-from tests.contracts.logs.parts import records
+from tests.contracts.logs.batches import records
 
 _SOON = 60.0
 _NEVER = 3600.0

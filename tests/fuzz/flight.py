@@ -32,7 +32,7 @@ from strandline.node.flight.server.actions import ACTIONS
 from tests.formats.forging import some_records
 from tests.fuzz.mutation import damage, in_place, json_damage, times
 from tests.fuzz.targets import Target, Try
-from tests.node.raw_grpc import RawGrpc, Refused, action, field, flight_data, message_of
+from tests.node.flight.raw_grpc import RawGrpc, Refused, action, field, flight_data, message_of
 
 _NODE: Final = """
 import sys, signal, time, logging

@@ -22,7 +22,7 @@ from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
 from tests.contracts.logs import LogContract, append, content, fetched
-from tests.contracts.logs.parts import records
+from tests.contracts.logs.batches import records
 
 GONE = Invalidation(InvalidReason.HORIZON, 1)
 

@@ -12,7 +12,7 @@ from strandline.log.wal.recover.verify import verify
 from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK, FolderRow
 from strandline.testing.simdisk import SimulatedDisk
-from tests import things
+from tests import one_of_each as things
 
 KINDS = {
     things.wal: {FolderKind.WAL},

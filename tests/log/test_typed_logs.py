@@ -22,7 +22,7 @@ from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.simdisk import SimulatedDisk, crash_everywhere
 from tests.cases import sampled
 from tests.contracts.logs import append, content
-from tests.log.wal_parts import open_on
+from tests.log.wal.workload import open_on
 
 FIRST = sl.Json(pa.schema({"id": pa.int32()}))
 SECOND = sl.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))

@@ -36,7 +36,7 @@ from strandline.node.messages import NodeStatus
 from strandline.node.options import TierSettings
 from strandline.node.running import NodeConfig, RunningNode
 from strandline.storage.clock import SystemClock
-from tests.node.tcp import TcpProxy
+from tests.node.flight.tcp import TcpProxy
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120.0

@@ -28,9 +28,9 @@ from strandline.node.replicate.incoming import IncomingBatches
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import CrashMode
 from tests.cluster.machine import WatchedDisk
-from tests.log.wal_parts import HeldSyncs
-from tests.node.flight_double import until
-from tests.node.parts import Cluster, records
+from tests.log.wal.workload import HeldSyncs
+from tests.node.flight.flight_double import until
+from tests.node.nodes_by_hand import Cluster, records
 
 SOON = 120.0
 LOG = UUID(int=3)

@@ -8,7 +8,7 @@ from strandline.node.lead.bootstrap_snapshots import BootstrapSnapshots
 from strandline.node.node_folder import NodeFolder
 from strandline.node.replicate.bootstrap import KIND
 from strandline.node.replicate.log_copy import export_log
-from tests.ingest.parts import changes
+from tests.ingestion.sources import changes
 
 
 def offer(folder, log):

@@ -12,7 +12,7 @@ from strandline.errors import Fenced, InvalidInput, NotReady, TransientStorageEr
 from strandline.model.cursor import Bounds
 from strandline.model.head import WriterId
 from strandline.node.messages import Caller, Reached
-from tests.node.parts import TERM, Cluster, records
+from tests.node.nodes_by_hand import TERM, Cluster, records
 
 
 @pytest.fixture

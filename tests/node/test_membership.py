@@ -25,7 +25,7 @@ from strandline.node.members.rules import (
     taken_over,
 )
 from strandline.node.messages import Caller, NotRequired, Reached
-from tests.node.parts import Cluster, records
+from tests.node.nodes_by_hand import Cluster, records
 
 
 @pytest.fixture

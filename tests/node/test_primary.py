@@ -32,7 +32,7 @@ from strandline.node.messages import Caller, NotRequired, Reached, Rewind, Timed
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.log_copy import KIND
 from strandline.storage.clock import CLOCK
-from tests.node.parts import Cluster, records
+from tests.node.nodes_by_hand import Cluster, records
 
 ONE = Caller("r1", 1)
 TWO = Caller("r2", 1)

@@ -24,7 +24,7 @@ from strandline.node.flight.wire.append_stream import AppendCommand, as_messages
 from strandline.node.flight.wire.errors import node_errors
 from tests.contracts.logs import content
 from tests.contracts.producers import ProducerContract
-from tests.node.tcp import TcpProxy
+from tests.node.flight.tcp import TcpProxy
 
 SOON, NEVER = 30.0, 3600.0
 

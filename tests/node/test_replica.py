@@ -20,7 +20,7 @@ from strandline.node.messages import Caller, SnapshotChunk
 from strandline.node.replicate import bootstrap
 from strandline.node.replicate.incoming import BatchDecision, decide
 from tests.cases import some
-from tests.node.parts import Cluster, Link, records
+from tests.node.nodes_by_hand import Cluster, Link, records
 
 LOG = UUID(int=3)
 HEARTBEAT = Heartbeat(term=5, term_start=0, durable=100, committed=100, epoch=1)

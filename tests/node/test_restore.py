@@ -9,7 +9,7 @@ import pytest
 
 from strandline.errors import NotReady
 from strandline.node.messages import Caller, Reached
-from tests.node.parts import TERM, Cluster
+from tests.node.nodes_by_hand import TERM, Cluster
 
 OLD = [b"%d" % number for number in range(10)]
 NEW = [b"%d" % number for number in range(10, 20)]

@@ -17,7 +17,7 @@ from strandline.model.records import Op
 from strandline.node.api import Primary, Replica
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.messages import Reached
-from tests.node.parts import TERM, Cluster, records
+from tests.node.nodes_by_hand import TERM, Cluster, records
 
 WAIT = 120.0
 

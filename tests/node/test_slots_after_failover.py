@@ -22,7 +22,7 @@ from strandline.model.retention import TIER_SLOT, InvalidReason, SlotState
 from strandline.node.node_folder import HIGHEST_TERM
 from strandline.testing.sinks import MemorySink
 from tests.contracts.logs import append
-from tests.node.parts import Cluster
+from tests.node.nodes_by_hand import Cluster
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from strandline.node.api import Primary, Replica
 from strandline.node.node_folder import NodeFolder
 from strandline.storage.disk import DISK
 from strandline.testing.simdisk import CrashMode, SimulatedDisk
-from tests import things
+from tests import one_of_each as things
 from tests.cases import some
-from tests.node.parts import Cluster, records
+from tests.node.nodes_by_hand import Cluster, records
 
 WRITER = sl.log.WriterId(UUID(int=7))
 

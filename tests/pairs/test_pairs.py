@@ -1,4 +1,4 @@
-"""Every consumer and tool on every kind of log; those of Spark are in tests/spark/test_every_log.py."""
+"""Every consumer and tool on every kind of log; those of Spark are in tests/spark/datasource/test_every_log.py."""
 
 from __future__ import annotations
 

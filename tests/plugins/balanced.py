@@ -22,25 +22,25 @@ LONGEST = (
     "kafka",
     "tests/docs/test_pages.py",
     "tests/node/test_cold.py",
-    "tests/node/test_hostile_load.py",
+    "tests/node/flight/test_hostile_load.py",
     "tests/node/test_processes.py",
     "tests/fuzz/test_fuzz.py",
-    "tests/tables/test_sql.py",
-    "tests/follow/test_nats.py",
+    "tests/tables/sql/test_sql.py",
+    "tests/kv/test_nats.py",
     "tests/values/test_misfits.py",
     "tests/house/test_arguments_at_the_door.py",
     "tests/values/test_codecs.py",
-    "tests/tables/test_iceberg.py",
-    "tests/tables/test_replay.py",
-    "tests/follow/test_kill_watchers.py",
-    "tests/tables/test_maintenance_formats.py",
+    "tests/tables/iceberg/test_iceberg.py",
+    "tests/tables/maintain/test_replay.py",
+    "tests/followers/watch/test_kill_watchers.py",
+    "tests/tables/maintain/test_maintenance_formats.py",
     "tests/node/test_simulation.py",
-    "tests/follow/test_key_values.py",
+    "tests/kv/test_key_values.py",
     "tests/node/test_log_contract.py",
-    "tests/follow/test_log_key_value.py",
+    "tests/kv/test_log_key_value.py",
     "tests/storage/test_processes.py",
-    "tests/log/test_wal_property.py",
-    "tests/follow/test_table_recovery.py",
+    "tests/log/wal/test_property.py",
+    "tests/tables/maintain/test_table_recovery.py",
     "docs/cold-tier.md",
 )
 """The pieces that take longest, as measured. An order that is out of date costs some time, and nothing else."""
@@ -49,8 +49,8 @@ LONGEST = (
 def piece_of(nodeid: str) -> str:
     """What a test is handed out with: its file, unless that stays with others.
 
-    >>> piece_of("tests/log/test_head.py::test_it"), piece_of("tests/spark/test_batch.py::test_it")
-    ('tests/log/test_head.py', 'spark')
+    >>> piece_of("tests/log/object/test_head.py::test_it"), piece_of("tests/spark/datasource/test_batch.py::test_it")
+    ('tests/log/object/test_head.py', 'spark')
     """
     return next((piece for start, piece in TOGETHER.items() if nodeid.startswith(start)), nodeid.split("::", 1)[0])
 

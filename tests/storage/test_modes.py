@@ -21,7 +21,7 @@ from strandline.storage.file_append import SETTING, parse_umask
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.objects.store import ABSENT, Match
 from strandline.testing.clock import ManualClock
-from tests import things
+from tests import one_of_each as things
 
 MADE = [
     things.object_log,

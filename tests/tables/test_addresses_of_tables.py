@@ -8,7 +8,7 @@ import strandline as sl
 from strandline.errors import InvalidInput
 from strandline.log.memory import MemoryLog
 from tests.cli.conftest import Run, run  # noqa: F401 - a fixture
-from tests.tables.test_maintenance_formats import Iceberg, extend
+from tests.tables.maintain.test_maintenance_formats import Iceberg, extend
 
 
 @pytest.mark.parametrize("address", ["mysql://host/shop#orders", "http://host/orders", "memory://orders"])

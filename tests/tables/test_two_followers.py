@@ -16,7 +16,7 @@ from strandline.errors import Fenced
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.log.memory import MemoryLog
 from strandline.tables.maintain.operations import optimize, verify
-from tests.tables.test_maintenance_formats import extend, opened_place
+from tests.tables.maintain.test_maintenance_formats import extend, opened_place
 
 FORMATS = ["delta", "iceberg", "sqlite", pytest.param("postgres", marks=pytest.mark.matrix)]
 

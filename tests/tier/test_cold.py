@@ -33,7 +33,7 @@ from strandline.testing.plain import PlainStore
 from strandline.tier.attachment import COLD_CODEC, ColdCell
 from strandline.tier.copy.segment_files import forget_tails
 from tests.cases import some
-from tests.tier.tiered_parts import KINDS, Kind, Tiers, rows
+from tests.tier.read.tiered_logs import KINDS, Kind, Tiers, rows
 
 LOG = UUID(int=7)
 

@@ -29,7 +29,7 @@ from strandline.tier.copy import planning
 from strandline.tier.copy.segment_files import SegmentSpan, forget_tails, plan_segment, segment_path
 from strandline.tier.read import cold_reader
 from tests.cases import parts
-from tests.tier.tiered_parts import KINDS, DyingProcess, Kind, Tiers, rows
+from tests.tier.read.tiered_logs import KINDS, DyingProcess, Kind, Tiers, rows
 
 R = TypeVar("R")
 DAY = 24 * 3600.0

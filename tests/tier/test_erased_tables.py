@@ -13,8 +13,8 @@ import strandline as sl
 from strandline.model.records import Op
 from strandline.tables.maintain.operations import rebuild, verify
 from strandline.tier.copy.segment_files import forget_tails
+from tests.tier.read.tiered_logs import Tiers
 from tests.tier.test_compaction import DAY, keyed
-from tests.tier.tiered_parts import Tiers
 
 NAME = pa.schema({"name": pa.string()})
 MODES = ("latest", "append", "history")

@@ -16,7 +16,7 @@ from strandline.log.topic.logs import open_object_topic, open_wal_topic
 from strandline.model.segments import SegmentState
 from strandline.tier.metadata.manager import MetadataManager
 from tests.servers import KafkaServer
-from tests.tier.manager_parts import TERM, copied, place, segment, update
+from tests.tier.metadata.manager_doubles import TERM, copied, place, segment, update
 
 KINDS = ["wal", "object", "kafka"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.contracts.logs.appending import AppendingContract
-from tests.contracts.logs.parts import append, content, fetched, records, writer_named
+from tests.contracts.logs.batches import append, content, fetched, records, writer_named
 from tests.contracts.logs.reading import LogReadContract
 from tests.contracts.slots import SlotContract
 

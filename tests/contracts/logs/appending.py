@@ -14,7 +14,7 @@ from strandline.log.contract import Handle, Log, Receipt
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, Op
 from strandline.testing.stores import together
-from tests.contracts.logs.parts import SOON, append, content, fetched, headers_named, records, writer_named
+from tests.contracts.logs.batches import SOON, append, content, fetched, headers_named, records, writer_named
 
 
 class AppendingContract:

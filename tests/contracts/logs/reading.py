@@ -18,7 +18,7 @@ from strandline.log.contract import Log, Receipt
 from strandline.log.read.planning import cursor_after
 from strandline.model.cursor import Bounds, Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
-from tests.contracts.logs.parts import SOON, append, fetched
+from tests.contracts.logs.batches import SOON, append, fetched
 from tests.contracts.slots import LogOwner
 
 
