@@ -90,11 +90,16 @@ class Tickets:
         latest = now + self._lifetime
         with self._lock:
             known = self._known()
-            # A key that was rotated while the clock was ahead would verify until that time comes.
-            timed = tuple(replace(each, until=latest) if (each.until or 0) > latest else each for each in known)
+            # A key that was rotated while the clock was ahead would verify until that time comes. One that has ended
+            # is removed for good: it would verify again after the clock went back.
+            timed = tuple(
+                replace(each, until=latest) if (each.until or 0) > latest else each
+                for each in known
+                if each.until is None or each.until > now
+            )
             if timed != known:
                 self._store(timed)
-            return tuple(each for each in timed if each.until is None or each.until > now)
+            return timed
 
     def rotate(self) -> None:
         """Durably make a key that signs from now on; for a primary. Former keys verify for a ticket's lifetime."""
@@ -149,6 +154,8 @@ class Tickets:
             # Of an earlier version former keys have no time yet.
             former = _former(stored[1:], now=self._clock.now(), lifetime=self._lifetime)
             self._keys = (*stored[:1], *former)
+            if self._keys != stored:
+                self._store(self._keys)
         return self._keys
 
     def _loaded(self) -> tuple[TicketKey, ...]:

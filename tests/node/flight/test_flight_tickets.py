@@ -265,6 +265,22 @@ class TestRotatedKeys:
             with pytest.raises(Fenced, match="its key was replaced"):
                 each.verify(sign_ticket(SpanTicket(self.LOG, 0, 1, clock.now() + 60_000_000), former))
 
+    @pytest.mark.parametrize("restarts", [True, False])
+    def test_a_former_key_that_has_ended_does_not_verify_again_after_the_clock_went_back(
+        self, tmp_path: Path, clock: ManualClock, restarts: bool
+    ) -> None:
+        tickets, right = self.tickets(tmp_path, "a", clock), clock.now()
+        tickets.rotate()
+        former = tickets.keys()[0].key
+        tickets.rotate()
+        clock.set_wall(right + 2 * 3_600_000_000)
+        tickets = self.tickets(tmp_path, "a", clock) if restarts else tickets
+        assert len(tickets.keys()) == 1
+        clock.set_wall(right)
+        for each in (tickets, self.tickets(tmp_path, "a", clock)):
+            found = each.keys()
+            assert former not in [known.key for known in found]
+
     def test_keys_that_an_earlier_version_stored_have_an_end(self, tmp_path: Path, clock: ManualClock) -> None:
         keys = [bytes([n]) * 32 for n in (1, 2)]
         content = encode_checked("strandline-ticket-keys", 1, {"keys": [key.hex() for key in keys]})
