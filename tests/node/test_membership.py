@@ -184,6 +184,7 @@ class TestRemovingANode:
         cluster.start("c")
         cluster.step(400)
         assert not cluster.nodes["c"].is_primary
+        assert cluster.nodes["c"].node_folder.state.seen == 1  # it does not even try, which would use up terms
         with pytest.raises(NotReady, match="was not promoted"):
             cluster.nodes["c"].promote()
         cluster.nodes["b"].promote(force=True)
@@ -388,6 +389,71 @@ class TestFailover:
             del a.primary.membership.complete
         cluster.until(lambda: is_done(cluster, "a", "b", "c"))
         assert known(cluster).members.policy == "quorum(a,b)"
+
+
+class TestForce:
+    def test_a_forced_promotion_in_the_middle_of_a_change_goes_on_with_both_policies(self, cluster):
+        a = led(cluster)
+        a.primary.membership.complete = lambda _: False
+        a.primary.change_members(SetPolicy("ack_n(2)"))
+        cluster.until(lambda: known(cluster, "b") is not None)
+        for name in "ac":
+            cluster.kill(name)
+        cluster.clock.advance(20.0)
+        cluster.nodes["b"].promote(force=True)
+        assert known(cluster, "b").former.policy == "quorum(a,b,c)"
+        assert known(cluster, "b").term == cluster.nodes["b"].primary.term
+        with pytest.raises(NotReady, match="Another change is pending"):
+            cluster.nodes["b"].primary.change_members(RemoveNode("a"))
+        cluster.nodes["b"].primary.change_members(SetPolicy("local"), force=True)
+        handle = cluster.append(b"one", on="b")
+        assert isinstance(handle.result(0.0).outcome, NotRequired)
+        for name in "ac":
+            cluster.start(name)
+        cluster.until(lambda: is_done(cluster, "a", "b", "c"))
+        assert str(cluster.nodes["b"].primary.policy) == "local"
+
+    def test_a_node_that_was_removed_is_not_promoted_by_force_once_it_knows(self, cluster):
+        led(cluster)
+        cluster.kill("c")
+        change(cluster, RemoveNode("c"))
+        cluster.kill("b")
+        record = known(cluster)
+        cluster.kill("a")
+        c = cluster.start("c")
+        c.node_folder.remember(membership=record)
+        cluster.clock.advance(20.0)
+        with pytest.raises(NotReady, match="no vote in membership"):
+            c.promote(force=True)
+
+    def test_forgetting_terms_leaves_no_record_that_outlasts_all_later_ones(self, cluster):
+        a = led(cluster)
+        change(cluster, RemoveNode("c"))
+        record = replace(known(cluster), term=1 << 20)
+        a.node_folder.remember(membership=record)
+        assert a.node_folder.reset_term(1).membership == replace(record, term=1)
+
+
+class TestHostileRecords:
+    def test_a_replica_stores_no_record_that_no_primary_can_have_made(self, cluster):
+        led(cluster)
+        bad = Membership(1, 1, members_of({"x": ""}, "quorum(x,y)"))
+        cluster.after["handover"] = lambda _, found: replace(found, membership=bad)
+        cluster.step(60)
+        assert known(cluster, "b") is None
+        cluster.after["handover"] = lambda _, found: replace(found, membership=replace(bad, term=1 << 40))
+        cluster.step(60)
+        assert known(cluster, "b") is None
+        cluster.after.clear()
+        cluster.settled("b", "c")
+
+    def test_a_candidate_uses_no_record_from_a_term_that_no_election_reaches(self, cluster):
+        led(cluster)
+        good = members_of({"c": "to:c"}, "quorum(c)")
+        for bad in (Membership(1 << 40, 1, good), Membership(1, 1 << 60, good), Membership(1, 1, members_of({}, "x"))):
+            cluster.after["report"] = lambda _, found, bad=bad: replace(found, membership=bad)
+            cluster.nodes["b"]._candidacy.learn()
+            assert known(cluster, "b") is None
 
 
 # --- broken twins ----------------------------------------------------------------------------------------------

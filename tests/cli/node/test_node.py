@@ -253,6 +253,44 @@ class TestOneNode:
         assert again.exit_code == 1
         assert "There is no replica 'c': nothing was changed. Registered: none." in " ".join(again.stderr.split())
 
+    def test_nodes_are_added_and_removed_and_the_policy_changes(self, primary, replica, run):
+        plain = run("node", "policy", primary.url)
+        assert (plain.exit_code, plain.stdout) == (0, "local\n")
+        added = run("node", "add", primary.url, f"b={replica.url}", "--json")
+        assert [each["name"] for each in json.loads(added.stdout)["members"]["nodes"]] == ["a", "b"]
+        changed = run("node", "policy", primary.url, "ack_n(1)")
+        assert changed.stdout.startswith(
+            f"The log commits under ack_n(1).\n  members  a={primary.url}, b={replica.url}"
+        )
+        assert "membership" in run("node", "topology", primary.url).stdout
+        assert "membership" in run("node", "status", replica.url).stdout
+        assert json.loads(run("node", "policy", primary.url, "--json").stdout)["policy"] == "ack_n(1)"
+        for given, why in (
+            (["remove", primary.url, "a", "--yes"], "promote another node first"),
+            (["remove", primary.url, "b"], "repeat it with --yes"),
+            (["remove", primary.url, "b", "--yes"], "cannot be reached with 0 replicas"),
+            (["add", primary.url, "c"], "write NAME=grpc://host:port"),
+            (["policy", primary.url, "--cancel"], "nothing to take back"),
+            (["policy", primary.url, "local", "--cancel"], "leave out POLICY"),
+            (["policy", primary.url, "local", "--force"], "repeat it with --yes"),
+            (["policy", replica.url, "local", "--timeout", "0"], "b is no primary: ask a"),
+        ):
+            refused = run("node", *given)
+            assert (refused.exit_code, why in " ".join(refused.stderr.split())) == (1, True), refused.stderr
+        assert run("node", "policy", primary.url, "local", "--json").exit_code == 0
+        removed = run("node", "remove", primary.url, "b", "--yes")
+        assert removed.stdout.startswith("b is no node of the log any more.\n")
+
+    def test_a_change_that_is_not_complete_in_time_has_status_1_and_can_be_taken_back(self, primary, replica, run):
+        run("node", "add", primary.url, f"b={replica.url}")
+        primary.primary.membership.complete = lambda _: False
+        waiting = run("node", "policy", primary.url, "ack_n(1)", "--timeout", "0")
+        assert (waiting.exit_code, "goes on by itself" in " ".join(waiting.stderr.split())) == (1, True)
+        assert "pending" in run("node", "topology", primary.url).stdout
+        del primary.primary.membership.complete
+        back = run("node", "policy", primary.url, "--cancel")
+        assert (back.exit_code, back.stdout.splitlines()[0]) == (0, "The log commits under local.")
+
     def test_the_key_for_tickets_is_rotated_on_demand(self, primary, run):
         before = primary.tickets.keys()[0]
         assert run("node", "rotate-keys", primary.url).stdout.startswith("The key for tickets is rotated.")

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import final
 
-from strandline.errors import NotReady, StrandlineError
+from strandline.errors import Fenced, NotReady, StrandlineError
 from strandline.node.elect.election import log_rank, objection, own_objection
 from strandline.node.lead.policies import CommitPolicy, Quorum, parse_policy
 from strandline.node.members.rules import addresses, check_membership, is_newer, may_lead, policies, shown, urls
@@ -27,13 +27,17 @@ class Candidacy:
         self._node_folder = node_folder
         self._options = options
         self._reach = reach
+        self._is_refused = False
+        """Whether a node did not let this one ask, the last time."""
 
     def is_behind(self, mine: ElectionReport) -> bool:
         """Whether this node cannot lead, or a reachable node has more records. Fences no node."""
         if mine.unhealthy is not None or not mine.adopted:
             return True
-        is_behind = any(log_rank(report) > log_rank(mine) for report in self._ask(term=0))
-        return is_behind or not self._may_take_over()
+        reports = self._ask(term=0)
+        if self._is_refused and not reports:
+            return True  # it was removed, and does not know: it would only use up terms
+        return any(log_rank(report) > log_rank(mine) for report in reports) or not self._may_take_over()
 
     def _may_take_over(self) -> bool:
         """Whether this node may lead by itself: a quorum decides, in which it votes."""
@@ -100,7 +104,7 @@ class Candidacy:
         A newer record of the members that one of them has is stored first; the nodes that it adds are asked, too.
         """
         me, reports = self._node_folder.state.name, {}
-        asked = {me}
+        asked, self._is_refused = {me}, False
         while left := {name: url for name, url in self.addresses().items() if url and name not in asked}:
             asked |= set(left)
             for name, url in left.items():
@@ -111,6 +115,7 @@ class Candidacy:
                     self._adopt(report)
                     reports[name] = report
                 except StrandlineError as error:
+                    self._is_refused |= isinstance(error, Fenced)
                     _LOGGER.info("Node %s got no report from %s: %s", me, name, error)
                 finally:
                     if upstream is not None:
