@@ -537,6 +537,13 @@ class TestBrokenTwins:
         cluster.nodes["d"] = d
         cluster.until(lambda: known(cluster).former is None)
 
+    def test_a_change_that_a_new_primary_took_back_is_not_begun_again_by_taking_that_back(self):
+        before, after = members_of({"a": "", "b": ""}, "quorum(a,b)"), members_of({"a": "", "b": ""}, "quorum(a)")
+        taken_back = taken_over(Membership(3, 7, after, before), term=5, primary="b")
+        assert taken_back == Membership(5, 8, before, after)
+        with pytest.raises(InvalidInput, match="does not name the primary"):
+            begun(taken_back, CancelChange(), term=5, primary="b")
+
     def test_a_new_primary_goes_on_with_a_pending_change_in_its_own_term(self):
         before, after = members_of({"a": "", "b": ""}, "quorum(a,b)"), members_of({"a": ""}, "quorum(a)")
         pending = Membership(3, 7, after, before)

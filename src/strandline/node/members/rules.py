@@ -161,6 +161,7 @@ def begun(known: Membership, change: Change, *, term: int, primary: str, force: 
     if isinstance(change, CancelChange):
         if known.former is None:
             raise InvalidInput("No change of the members is pending: there is nothing to take back.")
+        _check_leads(known.former, primary)
         return Membership(term, number, known.former, None if force else known.members)
     if known.former is not None and not force:
         raise NotReady(
@@ -169,13 +170,17 @@ def begun(known: Membership, change: Change, *, term: int, primary: str, force: 
         )
     after = _changed(known.members, change, primary)
     _check_members(after)
-    if not _is_voter(after, primary):
-        raise InvalidInput(f"{after.policy} does not name the primary: add {primary}, or promote another node first.")
+    _check_leads(after, primary)
     if isinstance(change, SetPolicy):
         _check_addresses(after)
     if after == known.members and known.former is None:
         return known
     return Membership(term, number, after, None if force else known.members)
+
+
+def _check_leads(part: LogMembers, primary: str) -> None:
+    if not _is_voter(part, primary):
+        raise InvalidInput(f"{part.policy} does not name the primary: add {primary}, or promote another node first.")
 
 
 def _check_addresses(part: LogMembers) -> None:
