@@ -345,6 +345,24 @@ class TestFailover:
         cluster.until(lambda: known(cluster, leader) is None or is_done(cluster, "a", "b"))
         assert [value for _, value in cluster.content(leader)] == [b"one", b"two"]
 
+    def test_a_node_that_heard_of_both_policies_but_has_no_record_of_the_change_needs_both(self, cluster):
+        """Either would do for two policies that hold all the time; here one may have committed alone."""
+        a = led(cluster)
+        cluster.kill("c")
+        handle = cluster.append(b"one")
+        cluster.until(handle.done)
+        a.primary.change_members(SetPolicy("quorum(a,c)"))
+        cluster.kill("b")
+        cluster.before["handover"] = lambda _: cluster.kill("a") or (_ for _ in ()).throw(NotReady("gone"))
+        cluster.start("c")
+        cluster.until(lambda: "a" not in cluster.nodes)
+        cluster.before.clear()
+        cluster.kill("c")  # with the watermark that it has heard
+        c = cluster.start("c")
+        cluster.clock.advance(20.0)
+        with pytest.raises(NotReady, match="only c answered"):
+            c.promote()
+
     def test_a_node_that_is_removed_takes_the_change_back_when_it_has_to_lead(self, cluster):
         self.broken_off(cluster, RemoveNode("c"), "spread")
         cluster.until(lambda: known(cluster, "c") is not None or cluster.nodes["b"].is_primary)

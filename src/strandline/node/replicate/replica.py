@@ -25,7 +25,7 @@ from strandline.followers.run import Follower
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch
-from strandline.model.node import Peer, Trouble
+from strandline.model.node import Membership, Peer, Trouble
 from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.members.rules import check_membership, is_newer
@@ -320,9 +320,11 @@ class ReplicaRole:
 
     def _update_topology(self, topology: Topology) -> None:
         peers = tuple(Peer(member.name, member.region, member.divergences) for member in topology.members)
+        # The members with the policy: that of a pending change means something else without its record.
         self._node_folder.remember(
-            peers=peers, policy=topology.policy, primary=topology.primary, cold=self._cold_of(topology)
-        )
+            peers=peers, policy=topology.policy, primary=topology.primary, cold=self._cold_of(topology),
+            membership=_checked(topology.membership, topology.term),
+        )  # fmt: skip
         self._epoch = topology.epoch
         self._watermark.heard(topology.committed)
 
@@ -379,12 +381,8 @@ class ReplicaRole:
             handover = self._handover(upstream)
         except InvalidInput:  # a primary of an earlier version has none
             return
-        found = handover.membership
-        if found is not None and is_newer(found, self._node_folder.state.membership):
-            try:
-                self._node_folder.remember(membership=check_membership(found, term=self._term))
-            except InvalidInput as error:
-                raise CorruptData(f"The primary sent no membership of a log: {error}") from error
+        if is_newer(handover.membership, self._node_folder.state.membership):
+            self._node_folder.remember(membership=_checked(handover.membership, self._term))
             handover = self._handover(upstream)  # it counts from here on, and no sooner
         copy.log.slots.copy_consumers(handover.slots)
         self._node_folder.tickets.adopt(handover.ticket_keys)
@@ -441,3 +439,11 @@ class ReplicaRole:
     def close(self) -> None:
         """Disconnect; the node closes the copy."""
         self.disconnect()
+
+
+def _checked(found: Membership | None, term: int) -> Membership | None:
+    """The members that a primary of this term sent; ``CorruptData`` if those of no log."""
+    try:
+        return None if found is None else check_membership(found, term=term)
+    except InvalidInput as error:
+        raise CorruptData(f"The primary sent no membership of a log: {error}") from error
