@@ -75,11 +75,15 @@ class ReshapedWorld(World):
             if not machine.running.is_primary:
                 continue
             known = machine.running.primary.membership.known
-            missing = [name for name in _ALL if known is None or urls(known).get(name) != name]
+            missing = [] if known is None else [name for name in _ALL if urls(known).get(name) != name]
             wanted = f"quorum({','.join(_ALL)})"
-            if missing:
+            if known is None:  # all may be there by the settings: then adding one changes nothing
+                for name in _ALL:
+                    self.change(machine, AddNode(name, name))
+                self.change(machine, SetPolicy(wanted))
+            elif missing:
                 self.change(machine, AddNode(missing[0], missing[0]))
-            elif known is not None and known.former is None and known.members.policy != wanted:
+            elif known.former is None and known.members.policy != wanted:
                 self.change(machine, SetPolicy(wanted))
 
     def _is_settled(self) -> bool:
@@ -112,6 +116,13 @@ def _change(world: World) -> None:
     world.change(machine, what)
 
 
+def _split(world: World) -> None:
+    """Two halves cannot reach each other any more."""
+    half = set(world.dice.sample(_ALL, 2))
+    world.network.cuts.update(frozenset((one, other)) for one in half for other in _ALL if other not in half)
+    world.note(f"{sorted(half)} are cut off from the others")
+
+
 def reshaped(dice: random.Random) -> Climate:
     """Anything may go wrong but the loss of a disk: with two voters, one of them may have all that was committed."""
     drawn = Climate.drawn(dice)
@@ -121,9 +132,12 @@ def reshaped(dice: random.Random) -> Climate:
 
 
 def of_changes() -> Climate:
-    """Nodes come and go, and the members change; everything else works well."""
+    """Nodes come and go, the cluster falls in halves, and the members change; everything else works well."""
     calm = Climate.of_elections()
-    return replace(calm, happenings={**calm.happenings, _change: 3.0}, trouble=0.08)
+    kinds: dict[climate.Happening, float] = {
+        climate._kill: 1.5, climate._cut_power: 0.5, climate._pause: 0.5, climate._mend: 2.0, _split: 2.0, _change: 3.0
+    }  # fmt: skip
+    return replace(calm, happenings=kinds, trouble=0.1)
 
 
 def reshape(seed: int, steps: int = 500, climate: Climate | None = None) -> RunSummary:

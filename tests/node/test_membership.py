@@ -121,6 +121,19 @@ class TestAddingANode:
         found = change(cluster, AddNode("b", "to:B"))
         assert {each.name: each.url for each in found.members.nodes} == {"a": "to:a", "b": "to:B", "c": "to:c"}
 
+    def test_a_primary_without_a_vote_is_given_one(self, cluster):
+        led(cluster, "abcd")
+        for name in "bc":
+            cluster.nodes[name].options = replace(cluster.nodes[name].options, automatic=False)
+        cluster.kill("a")
+        cluster.clock.advance(20.0)
+        cluster.nodes["d"].promote()
+        cluster.settled("b", "c", leader="d")
+        change(cluster, AddNode("e", "to:e"), on="d")
+        cluster.until(lambda: is_done(cluster, "b", "c", "d"))
+        change(cluster, SetPolicy("quorum(b,c,d)"), on="d")
+        assert str(cluster.nodes["d"].primary.policy) == "quorum(b,c,d)"
+
     def test_adding_what_is_there_changes_nothing(self, cluster):
         a = led(cluster)
         first = change(cluster, AddNode("d", "to:d"))
@@ -394,7 +407,7 @@ class TestFailover:
         assert known(cluster, "c") == known(cluster, "b")
         assert not cluster.nodes["c"].is_primary
 
-    @pytest.mark.parametrize("name", "abc")
+    @pytest.mark.parametrize("name", ["a", *(pytest.param(name, marks=pytest.mark.matrix) for name in "bc")])
     def test_a_change_outlasts_the_restart_of_each_node(self, cluster, name):
         a = led(cluster)
         a.primary.membership.complete = lambda _: False
@@ -532,7 +545,12 @@ class TestBrokenTwins:
         assert self.moved(cluster) == (True, False)
 
     @pytest.mark.parametrize(
-        "twin", [ignores_the_new_policy, completes_before_the_former_members_know, changes_at_once]
+        "twin",
+        [
+            ignores_the_new_policy,
+            pytest.param(completes_before_the_former_members_know, marks=pytest.mark.matrix),
+            pytest.param(changes_at_once, marks=pytest.mark.matrix),
+        ],
     )
     def test_a_broken_twin_loses_what_was_committed(self, cluster, monkeypatch, twin):
         twin(monkeypatch)

@@ -170,8 +170,8 @@ def begun(known: Membership, change: Change, *, term: int, primary: str, force: 
         )
     after = _changed(known.members, change, primary)
     _check_members(after)
-    _check_leads(after, primary)
     if isinstance(change, SetPolicy):
+        _check_leads(after, primary)
         _check_addresses(after)
     if after == known.members and known.former is None:
         return known
