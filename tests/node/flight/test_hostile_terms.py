@@ -14,8 +14,10 @@ from typer.testing import CliRunner
 from strandline.cli.app import app
 from strandline.errors import Fenced, InvalidInput
 from strandline.formats.node.wire import Advance, encode_advance
+from strandline.model.node import Membership
 from strandline.node.flight.security import CallerRights, Grant, Role, ServerSecurity, parse_identities
 from strandline.node.lead.replicas import ReplicaProgress
+from strandline.node.members.rules import members_of
 from strandline.node.messages import Caller
 from strandline.node.node_folder import HIGHEST_TERM, TERM_STEP, NodeFolder, check_rise, plausible_term
 from tests.node.flight.victim import Victim
@@ -148,6 +150,15 @@ def test_a_node_that_once_believed_a_last_term_is_brought_back_by_command(tmp_pa
     assert "Nothing was changed" in ran.output
     ran = CliRunner().invoke(app, ["node", "reset-term", str(tmp_path / "a"), "--yes", "--to", "0"])
     assert (ran.exit_code, "records of term 1" in ran.output) == (1, True)
+
+
+def test_the_term_of_the_recorded_members_is_not_forgotten(tmp_path: Path) -> None:
+    """A primary of a lower term could neither change them nor hand them over."""
+    with NodeFolder.open(str(tmp_path / "a"), "a") as home:
+        home.remember(seen=9, led=1, membership=Membership(5, 2, members_of({"a": ""}, "local")))
+    for more, found in ([], (0, "has seen term 5 now")), (["--to", "4"], (1, "members of term 5")):
+        ran = CliRunner().invoke(app, ["node", "reset-term", str(tmp_path / "a"), "--yes", *more])
+        assert (ran.exit_code, found[1] in " ".join(ran.output.split())) == (found[0], True), ran.output
 
 
 # --- who may tell a term -------------------------------------------------------------------------------------------

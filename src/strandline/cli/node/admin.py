@@ -242,7 +242,13 @@ def reset_term(
     with NodeFolder.open(folder, state.name) as node_folder:
         before = node_folder.state
         in_log = _highest_term(node_folder) if before.generation else 0
-        term = plausible_term(in_log, before.adopted, before.led) if to is None else to
+        changed_in = 0 if before.membership is None else before.membership.term
+        term = plausible_term(in_log, before.adopted, before.led, changed_in) if to is None else to
+        if term < changed_in:
+            raise InvalidInput(
+                f"{folder} has members of term {changed_in}, which a primary of that term has recorded: a lower one "
+                "than that cannot count."
+            )
         if term < in_log:
             raise InvalidInput(f"{folder} has records of term {in_log}: a lower one than that cannot count.")
         if term < before.seen:
