@@ -47,6 +47,7 @@ def begin_leading(
     primary = PrimaryRole(node_folder, log, leadership, options, exports=_exports(log, node_folder), settled=settled)
     if state.cold:
         primary.pin_uncopied(led_by_another=not continues)
+    primary.drop_strangers()  # the last primary may not have come to that
     leadership.check("it does not lead")
     return primary
 

@@ -174,9 +174,10 @@ class PrimaryRole:
         """New members are in force: those that were removed are no replicas any more, the others are told."""
         self._watermark.commits.moved()
         self.replicas.changed()
-        self._drop_strangers()
+        self.drop_strangers()
 
-    def _drop_strangers(self) -> None:
+    def drop_strangers(self) -> None:
+        """Unregister the replicas that were removed from the log: their slots pin nothing."""
         for name in self.membership.strangers(self.replicas.now):
             self.unregister(Caller(name))
 
@@ -463,7 +464,7 @@ class PrimaryRole:
         self.replicas.move_slots()
         self._bootstrap_snapshots.expire()
         self._complete_change()
-        self._drop_strangers()  # again, if a disk error came in between
+        self.drop_strangers()  # again, if a disk error came in between
         self._reached = self.committed
         self.log.trim(self.options.retention_policy, limits=self.options.slot_limits)
         log = str(self.log.log_id)
