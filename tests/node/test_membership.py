@@ -35,10 +35,10 @@ def cluster(tmp_path):
     made.close()
 
 
-def led(cluster, names="abc", *, policy="quorum(a,b,c)"):
+def led(cluster, names="abc", *, policy="quorum(a,b,c)", **more):
     """Nodes of which the first leads, and that know no others."""
     cluster.names, cluster.policy = names, policy
-    cluster.start(names[0], create=True)
+    cluster.start(names[0], create=True, **more)
     cluster.until(lambda: cluster.nodes[names[0]].is_primary)
     for name in names[1:]:
         cluster.start(name)
@@ -387,6 +387,56 @@ class TestFailover:
         cluster.start("a")  # it may have ended the change already
         cluster.until(lambda: is_done(cluster, "a", "b", "c"))
         assert known(cluster, "c").members.policy == "quorum(a,b,c)"
+
+    def test_a_removed_primary_that_is_started_again_learns_that_before_it_leads(self, cluster):
+        cluster.leased = cluster.automatic = False
+        led(cluster, policy="local", lead=True)
+        cluster.kill("a")
+        cluster.nodes["b"].promote(force=True)
+        change(cluster, RemoveNode("a"), on="b")
+        with pytest.raises(NotReady, match="a led last, but has no vote in membership 2"):
+            cluster.start("a", lead=True)
+        assert cluster.nodes["b"].is_primary
+
+    def test_a_candidate_whose_term_is_below_that_of_a_record_does_not_lead_in_it(self, cluster):
+        """It could neither change the members nor hand them over."""
+        cluster.leased = cluster.automatic = False
+        led(cluster, policy="local", lead=True)
+        later = Membership(9, 1, members_of({"a": "to:a", "b": "to:b", "c": "to:c"}, "local"))
+        cluster.after["report"] = lambda _, found: replace(found, membership=later)
+        b = cluster.nodes["b"]
+        with pytest.raises(NotReady, match="changed in term 9"):
+            b.promote()
+        b.promote()
+        assert b.primary.term > 9
+        assert change(cluster, AddNode("d", "to:d"), on="b").term == b.primary.term
+
+    def test_a_primary_drops_the_slots_of_removed_nodes_that_the_last_one_did_not_come_to(self, cluster):
+        a = led(cluster)
+        a.primary._members_changed = lambda: None
+        change(cluster, RemoveNode("c"))
+        cluster.kill("a")
+        cluster.nodes["b"].options = replace(cluster.nodes["b"].options, automatic=False)
+        a = cluster.start("a")
+        cluster.until(lambda: a.is_primary)
+        assert set(a.primary.registry.replicas) == {"b"}
+        assert a.primary.replicas.slot("c") is None
+
+    def test_a_node_without_a_vote_is_promoted_by_force_when_the_voters_are_lost(self, cluster):
+        led(cluster)
+        cluster.append(b"one")
+        change(cluster, SetPolicy("quorum(a,b)"))
+        cluster.settled("b", "c")
+        cluster.until(lambda: is_done(cluster, "a", "b", "c"))
+        cluster.kill("a")
+        cluster.kill("b")
+        cluster.clock.advance(20.0)
+        c = cluster.nodes["c"]
+        with pytest.raises(NotReady, match="was not promoted"):
+            c.promote()
+        c.promote(force=True)
+        change(cluster, SetPolicy("quorum(c)"), on="c", force=True)
+        assert cluster.append(b"two", on="c").done()
 
     def test_a_candidate_with_the_old_list_learns_the_new_one_from_those_that_it_asks(self, cluster):
         led(cluster)

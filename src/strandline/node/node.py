@@ -456,11 +456,11 @@ class Node(Closing):
     def report(self, caller: Caller) -> ElectionReport:
         """The node's election report. Once this returns, it applies and acknowledges no record of a lower term.
 
-        ``Fenced`` for a node that is no member, whose term counts for nothing.
+        ``Fenced`` for the term of a node that is no member; without one it is told, and learns that.
         """
         role = self._role
         known = self.node_folder.state.membership
-        if known is not None and caller.name and caller.name not in (members := urls(known)):
+        if known is not None and caller.term and caller.name and caller.name not in (members := urls(known)):
             raise Fenced(stranger(caller.name, members))
         if caller.term > self.node_folder.state.seen:
             if self.copy is not None:

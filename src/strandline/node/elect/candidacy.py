@@ -50,6 +50,9 @@ class Candidacy:
         Replicas apply only what is durable on the primary: if one has more, the primary's disk lost it.
         """
         more = [report for report in self._ask(term=0) if log_rank(report) > log_rank(mine)]
+        known = self._node_folder.state.membership
+        if known is not None and not may_lead(known, mine.name):
+            raise NotReady(f"{mine.name} led last, but has no vote in {shown(known)}: promote another node.")
         if more:
             best = max(more, key=log_rank)
             raise NotReady(
@@ -72,6 +75,11 @@ class Candidacy:
         reports = self._ask(term=mine.term)
         state = self._node_folder.state  # with the newest record of the members that anybody reported
         why = objection(mine, reports, *self._policies(), primary=state.primary, peers=state.peers, force=force)
+        known = state.membership
+        if why is None and known is not None and known.term > mine.term:
+            why = (
+                f"the members of the log were changed in term {known.term}, and it asked in term {mine.term}: try again"
+            )
         why = why or self._no_vote(force=force)
         if why is not None:
             raise NotReady(f"{state.name} was not promoted: {why}.")
@@ -128,4 +136,5 @@ class Candidacy:
         found, own = report.membership, self._node_folder.state
         if is_newer(found, own.membership) and found is not None:
             term = check_rise(own.seen, found.term, report.name)
-            self._node_folder.remember(membership=check_membership(found, term=term))
+            # A node has led in that term: this one must not lead or follow in a lower one, whose records are older.
+            self._node_folder.remember(seen=term, membership=check_membership(found, term=term))
