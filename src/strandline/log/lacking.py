@@ -20,6 +20,7 @@ _TERMS: Final = "only a write-ahead log on this disk knows the terms of its reco
 _A_NODE: Final = "only a node in this process has it. Ask others, by their addresses, for status() or topology()."
 _A_PRIMARY: Final = "only a Primary keeps replicas: call it there."
 _NODES: Final = "only a replicated log, opened by the addresses of its nodes, has them."
+_MEMBERS: Final = "only a replicated log has nodes: call it on the Primary, or open the address of its nodes."
 _A_REPLICA: Final = "only replicas can do that: open the replica, or its address (grpc://host:port)."
 
 OPTIONAL_CALLS: Final[Mapping[str, str]] = {
@@ -53,6 +54,10 @@ OPTIONAL_CALLS: Final[Mapping[str, str]] = {
     "unregister_replica": _A_PRIMARY,
     "unregister": _NODES,
     "rotate_keys": _NODES,
+    "add_node": _MEMBERS,
+    "remove_node": _MEMBERS,
+    "set_policy": _MEMBERS,
+    "change_members": _MEMBERS,
     "slot_lags": _NODES,
     "topology": _NODES,
     "status": _NODES,
