@@ -58,7 +58,7 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "unregister_replica": (("another",), {}),
 }
 NOT_CALLED = {"plan", "wait", "trim", "promote", "add_node", "remove_node", "set_policy", "change_members"}
-"""They need a cursor of the log, wait for other nodes, or their arguments differ between kinds: other tests call them."""
+"""They need a cursor of the log, wait for other nodes, or their arguments differ between kinds: others test them."""
 
 
 def public(kind: type) -> set[str]:

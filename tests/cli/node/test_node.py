@@ -279,7 +279,7 @@ class TestOneNode:
             assert (refused.exit_code, why in " ".join(refused.stderr.split())) == (1, True), refused.stderr
         assert run("node", "policy", primary.url, "local", "--json").exit_code == 0
         removed = run("node", "remove", primary.url, "b", "--yes")
-        assert removed.stdout.startswith("b is no node of the log any more.\n")
+        assert removed.stdout.startswith("b is no node of the log any more.\n"), removed.output
 
     def test_a_change_that_is_not_complete_in_time_has_status_1_and_can_be_taken_back(self, primary, replica, run):
         run("node", "add", primary.url, f"b={replica.url}")
