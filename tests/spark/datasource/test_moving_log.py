@@ -33,9 +33,10 @@ def log(tmp_path: Path) -> ObjectLog:
 
 
 @contextmanager
-def moving(log: ObjectLog) -> Iterator[list[str]]:
+def moving(log: ObjectLog, did: list[str] | None = None) -> Iterator[list[str]]:
     """A keeper that copies each batch, trims the hot tier at once, and merges segments; what it did."""
-    stop, did, failures = threading.Event(), [], []
+    did = [] if did is None else did
+    stop, failures = threading.Event(), []
 
     def keep() -> None:
         try:
@@ -117,9 +118,12 @@ def test_batch_reads_find_each_record_wherever_it_moves(spark: SparkSession, log
 def test_a_stream_finds_each_record_wherever_it_moves(spark: SparkSession, log: ObjectLog, tmp_path: Path) -> None:
     found: list[int] = []
     seen: set[int] = set()
+    did: list[str] = []
 
     def take(frame, number: int) -> None:
         rows = [row.offset for row in frame.collect()]
+        while "trimmed" not in did:  # else a busy machine could end the stream before anything moves
+            threading.Event().wait(0.05)
         if number not in seen:
             seen.add(number)
             found.extend(sorted(rows))
@@ -127,7 +131,7 @@ def test_a_stream_finds_each_record_wherever_it_moves(spark: SparkSession, log: 
     source = spark.readStream.format("strandline").schema("offset LONG").option("maxBatchesPerTrigger", "10")
     writer = source.load(log.url).writeStream.foreachBatch(take).trigger(availableNow=True)
     writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
-    with moving(log):
+    with moving(log, did):
         until_its_source_starts(lambda: writer.start().awaitTermination())
         assert log.bounds().first > 0, "nothing was trimmed"
     assert found == list(range(BATCHES * 10))
