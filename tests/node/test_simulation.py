@@ -94,7 +94,7 @@ class TestHistories:
         total = play_many(range(0, 60, every), steps=300, tiered=True)
         for what, least in {
             "acknowledged": 800,
-            "failovers": 20,
+            "failovers": 12,
             "segments": 500,
             "switches": 500,
             "expired": 10,
