@@ -37,7 +37,7 @@ NAMESPACES = {
 FIRST = {
     "": (
         "open", "follow", "ingest", "Consumer", "Supervisor", "watch_applied", "watch_applied_async",
-        "Log", "Producer", "Op", "Cursor", "translate_cursor",
+        "Log", "Producer", "Op", "Cursor", "translate_cursor", "move_table",
         "DeltaSink", "IcebergSink", "PostgresSink", "SqliteSink",
         "Json", "Avro", "Protobuf", "MessagePack", "Arrow", "Raw",
         "AppendLogStore", "RocksStore", "MemoryStore", "Prefix",

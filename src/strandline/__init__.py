@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from strandline.followers.watch.api import watch_applied as watch_applied
     from strandline.followers.watch.api import watch_applied_async as watch_applied_async
     from strandline.ingestion.api import ingest as ingest
+    from strandline.ingestion.table_move import move_table as move_table
     from strandline.ingestion.translation import translate_cursor as translate_cursor
     from strandline.kv.contract import Watcher as Watcher
     from strandline.log.contract import Log as Log

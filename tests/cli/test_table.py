@@ -80,3 +80,27 @@ def test_a_table_of_another_program_is_refused(place):
     done = CliRunner().invoke(app, ["table", "describe", str(place / "other")])
     assert done.exit_code == 1
     assert "follows no log" in done.output
+
+
+def test_a_table_is_moved_to_a_copy_of_its_log_and_a_second_time_says_so(place):
+    table, log, copy = (str(place / name) for name in ("table", "log", "copy"))
+    schema = ["--schema", str(place / "schema.json")]
+    sl.ingest(log, copy)
+    text = call("move", table, log, copy, *schema)
+    assert "The table follows that log now, from offset 20 on; no row was changed." in text
+    assert "already" in call("move", table, log, copy, *schema)
+    fields = json.loads(call("move", table, log, copy, *schema, "--json"))
+    assert fields == {"cursor": str(sl.open(copy).cursor_at(20)), "moved": False}
+    assert "each is as the log says" in call("verify", table, copy, *schema)
+    assert "but log" in call("verify", table, log, *schema, status=1)
+
+
+def test_a_table_is_not_moved_to_a_log_with_other_offsets(place):
+    log, copy = (str(place / name) for name in ("log", "copy"))
+    with sl.open(copy, create=True).producer() as producer:
+        producer.append(key=b"k", value=b"{}")
+    sl.ingest(log, copy)
+    schema = ["--schema", str(place / "schema.json")]
+    text = call("move", str(place / "table"), log, copy, *schema, status=1)
+    assert "Build the table again from the other log" in " ".join(text.split())
+    assert "each is as the log says" in call("verify", *common(place))

@@ -159,6 +159,15 @@ class CopiedRanges:
         found = self._from(offset, self._end)
         return self.last.number if found is None else found.to_source(offset)
 
+    def is_alone(self, first: int, end: int) -> bool:
+        """Whether no other writer has a record at these offsets of the target. Asks for each batch there."""
+        while first < end:
+            stored = self._target.append_at(first)
+            if stored.append is None or known_as(stored.append[0]) != self._writer:
+                return False
+            first = stored.next
+        return True
+
     def _from(self, offset: int, end: int) -> CopiedRange | None:
         """The first batch of the source with an offset from here on; None if there is none up to ``end``."""
         while offset < end:

@@ -212,14 +212,14 @@ def test_a_table_that_its_owner_knows_to_be_right_can_be_adopted(log, sink):
 
 def adopted_while(sink, log, monkeypatch, meanwhile):
     """Adopt the table, and change it after it was read and before the commit."""
-    commit, adopting = DeltaCommits.commit, again(sink)
+    accept, adopting = DeltaCommits.accept, again(sink)
 
     def too_late(self, *arguments, **options):
         if self.followed is adopting._followed:
             meanwhile()
-        commit(self, *arguments, **options)
+        accept(self, *arguments, **options)
 
-    monkeypatch.setattr(DeltaCommits, "commit", too_late)
+    monkeypatch.setattr(DeltaCommits, "accept", too_late)
     return adopting.adopt(log.log_id)
 
 

@@ -239,6 +239,40 @@ def repair(
 
 @table.command()
 @guarded
+def move(
+    url: TableUrl,
+    old: Annotated[str, typer.Argument(metavar="OLD", help="The address of the log that it follows.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="The address of the copy that it is to follow.")],
+    *,
+    dead_letters: Letters = None,
+    schema: Schema = None,
+    key: Key = None,
+    tombstones: TombstoneOption = None,
+    name: Name = "default",
+    json: Json = False,
+) -> None:
+    """Let a table that follows a log follow its copy from now on, in one commit that changes no row.
+
+    NEW was made of OLD by 'strandline ingest', or OLD of NEW, and has the records of the table at the same offsets:
+    otherwise nothing is changed, and the table has to be built again. Stop the table's follower first: it is refused
+    from then on. A Delta or Iceberg table must have no dead letters: name their table, so that they are looked for.
+
+    Example: strandline table move ./tables/orders ./orders ./backup
+    """
+    former, other = _log(old), _log(new)
+    letters: str | bool | None = dead_letters
+    if is_in_database(url):
+        letters = None if dead_letters is None else True
+    sink = followed_table(url, former, schema=schema, key=key, tombstones=tombstones, name=name, dead_letters=letters)
+    with show.busy("comparing the offsets of both logs"):
+        done = sl.move_table(sink, former, other)
+    follows = "follows that log already" if done.was_there else "follows that log now"
+    text = f"The table {follows}, from offset {done.cursor.next:,} on; no row was changed."
+    show.answer({"cursor": str(done.cursor), "moved": not done.was_there}, text, as_json=json)
+
+
+@table.command()
+@guarded
 def replay(
     url: TableUrl,
     log: LogUrl,

@@ -21,7 +21,7 @@ from strandline.model.sink import DataFile
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import make_own_folder
 from strandline.tables.delta.files import added, table_folder
-from strandline.tables.delta.handles import data_files, deltalake_library, id_of, listed_files
+from strandline.tables.delta.handles import LOG_PROPERTY, data_files, deltalake_library, id_of, listed_files
 from strandline.tables.delta.history import NOBODY, REMEDY, TABLE_KEY, KnownCommits, parse_commit
 from strandline.tables.delta.recorded_shape import needed_change, properties_of, refuse_append_only
 from strandline.tables.delta.start import start_of, stored_start
@@ -169,6 +169,20 @@ class DeltaCommits:
         newest = self._settle(known)
         if replaces is not None:
             self._refuse_left(newest, {unquote(action.path) for action in actions})
+
+    def accept(self, table: DeltaTable, at: Cursor, start: int, *, told: str = "") -> None:
+        """Commit that the table as it is has the state of a cursor, whose log it follows; ``Conflict`` as for a commit.
+
+        ``start``: where its rows begin. ``told`` is what the history says of it.
+        """
+        known = KnownCommits(id_of(table), table.version() + 1, at, self.holder)
+        commit_id = str(CHANCE.uuid())
+        properties = self._properties(at, (known.table_id, known.version), commit_id, start, told)
+        with self._answered(known.version, commit_id):
+            table.alter.set_table_properties(
+                {LOG_PROPERTY: str(at.log_id)}, raise_if_not_exists=False, commit_properties=properties
+            )
+        self._settle(known)
 
     def restored(self, table: DeltaTable, version: int, cursor: Cursor, present: AbstractSet[str]) -> bool:
         """Whether the table is restored to a version; False if that is impossible, and nothing happened.

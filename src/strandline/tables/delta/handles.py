@@ -56,7 +56,10 @@ def mode_of(table: DeltaTable) -> str | None:
 
 
 def log_of(table: DeltaTable) -> str | None:
-    """The id of the log for which a table was created; None for a table of another program."""
+    """The id of the log that a table follows; None for a table of another program.
+
+    Of dead letters: the one for which their table was created.
+    """
     found = table.metadata().configuration.get(LOG_PROPERTY)
     return None if found is None else str(found)
 

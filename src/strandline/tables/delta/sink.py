@@ -50,11 +50,11 @@ from strandline.tables.delta.transaction import DeltaTransaction
 from strandline.tables.files.data_files import lost_file
 from strandline.tables.files.layout import files_in, job_name, shares_of
 from strandline.tables.files.part import FILE_ROWS, TablePart, in_schema
-from strandline.tables.files.recorded import looked_at_again
+from strandline.tables.files.recorded import looked_at_again, told_move
 from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.files.sink import FileTableSink
 from strandline.tables.maintain.comparison import ShareTask, share_tasks
-from strandline.tables.maintain.contract import RecordedTable, TableSize
+from strandline.tables.maintain.contract import RecordedTable, TableSize, refuse_moved_on
 from strandline.tables.maintain.rebuilding import rebuilt_files
 from strandline.tables.rows.bad_records import BadCount, BadShare
 from strandline.tables.rows.kinds import KINDS, Kind
@@ -336,6 +336,7 @@ class DeltaSink(FileTableSink):
         table = self._followed.open()
         if table is None:
             return self.resume(log_id)
+        self._followed.refuse_another_log(table, log_id)
         present = self._followed.files.present()
         try:
             at = self.resume(log_id)
@@ -364,13 +365,13 @@ class DeltaSink(FileTableSink):
         For a table that other writers changed on purpose, or whose history is lost. ``NotFound`` if there is no table,
         ``Conflict`` if another writer changes rows of it at the same time. Several concurrent calls all succeed.
         """
-        table = self._followed.open()
+        table = self._followed.open_again()
         if table is None:
             raise NotFound(f"There is no table at {self.url} to adopt.")
         cursor = Cursor(log_id, self._followed.next_in(table, log_id))
         self._followed.known.pop(log_id, None)
         try:
-            DeltaCommits(self._followed).commit(table, [], cursor, start=start_of(self._followed, table))
+            DeltaCommits(self._followed).accept(table, cursor, start_of(self._followed, table))
         except Conflict as error:
             with contextlib.suppress(Diverged):
                 return self.cursor(log_id) or cursor  # another call adopted it
@@ -379,6 +380,15 @@ class DeltaSink(FileTableSink):
                 "again, and adopt it if it is right."
             ) from error
         return cursor
+
+    def move(self, former: Cursor, to: Cursor) -> None:
+        """Follow another log from now on; see :class:`~strandline.tables.maintain.contract.MaintainedTable`."""
+        table = self._existing(is_moved=True)
+        refuse_moved_on(former, self._followed.last_commit(table, former.log_id).cursor, self.url)
+        self._refuse_letters(former)
+        start, told = start_of(self._followed, table), told_move(former, to)
+        DeltaCommits(self._followed).accept(table, to, start, told=told)
+        self._forget(former.log_id)
 
 
 def _letters_of(url: str, name: str, options: Mapping[str, str], disk: Disk, table_id: str) -> FollowedDelta:

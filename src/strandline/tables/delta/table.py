@@ -154,11 +154,21 @@ class FollowedDelta:
         return found
 
     def next_in(self, table: DeltaTable, log_id: UUID) -> int:
-        """The next offset, by the table's application transaction."""
+        """The next offset, by the table's application transaction; ``Diverged`` if the table follows another log."""
+        self.refuse_another_log(table, log_id)
         offset = self.transaction_in(table, self.application(log_id).cursor)
         if offset is not None:
             return offset
         raise not_followed(self.url, log_id, self._name, log_of(table))
+
+    def refuse_another_log(self, table: DeltaTable, log_id: UUID) -> None:
+        """``Diverged`` if the table follows another log, also if it was moved there: Delta keeps all transactions.
+
+        Dead letters may be those of several logs.
+        """
+        owner = log_of(table)
+        if owner not in (None, str(log_id)) and not isinstance(self.shape, DeadLetters):
+            raise not_followed(self.url, log_id, self._name, owner)
 
     def transaction_in(self, table: DeltaTable, name: str) -> int | None:
         """The version of an application transaction; None if there is none. The library reads it only now."""

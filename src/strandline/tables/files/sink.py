@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import Conflict, InvalidInput, StrandlineError
+from strandline.errors import Conflict, InvalidInput, StrandlineError, Unsupported
 from strandline.log.contract import Log
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor
@@ -197,6 +197,21 @@ class FileTableSink(ABC):
             raise InvalidInput(f"The sink of {self.where} has no dead letters: name their table with dead_letters=.")
         shape = self._shape.for_letters()
         return LetterReplay(self.where, opened, shape, shape.rows, log)
+
+    def _refuse_letters(self, at: Cursor) -> None:
+        """``Unsupported`` if the table has dead letters: their own table knows the log that they are of."""
+        opened = self._replayed(at.log_id)
+        if opened is None:
+            return
+        with opened() as found:
+            offsets = [] if found is None else found.letters().rows.column("offset").to_pylist()
+            count = 0 if found is None else sum(found.start <= offset < at.next for offset in offsets)
+        if count:
+            raise Unsupported(
+                f"The table {self.where} has dead letters of log {at.log_id} ({count}), and could not replay them from "
+                "another one; nothing was changed. Replay them first, with a corrected schema, or build the table "
+                "again from the other log."
+            )
 
     def _replace_letters(self, beginning: Cursor, upto: Cursor, written: Sequence[Written], job: str) -> None:
         """Remove the letters that a rebuild has replaced. If that fails, a replay removes those of rows."""

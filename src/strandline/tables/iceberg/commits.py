@@ -16,7 +16,15 @@ from strandline.model.sink import DataFile
 from strandline.storage.disk import make_own_folder
 from strandline.tables.files.recorded import CHANGE_KEY, COMMIT_KEY, CURSOR_KEY, HOLDER_KEY, START_KEY, told_rebuild
 from strandline.tables.iceberg.files import data_file, location_path
-from strandline.tables.iceberg.history import NAME_KEY, KnownSnapshot, ancestors, commit_mark, current_since, start_in
+from strandline.tables.iceberg.history import (
+    LOG_KEY,
+    NAME_KEY,
+    KnownSnapshot,
+    ancestors,
+    commit_mark,
+    current_since,
+    start_in,
+)
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
 
 if TYPE_CHECKING:
@@ -41,10 +49,12 @@ class IcebergCommits:
         upto: Cursor,
         *,
         start: int | None = None,
+        moved: str = "",
     ) -> None:
         """Commit files and cursor as one snapshot; ``Conflict`` if another commit was first.
 
-        ``start``: the table's rows begin at this offset then.
+        The table follows the cursor's log. ``start``: its rows begin at this offset then. ``moved``: what the history
+        says of another log than before.
         """
         transaction = begun.transaction
         folder = location_path(begun.files.location)
@@ -55,7 +65,7 @@ class IcebergCommits:
             schema = transaction.table_metadata.schema()
             begins = start_in(transaction.table_metadata) if start is None else start
             summary = {CURSOR_KEY: str(upto), NAME_KEY: self.followed.name, START_KEY: str(begins)}
-            told = [begun.told] if start is None else [told_rebuild(start, upto), begun.told]
+            told = [moved, begun.told] if start is None else [told_rebuild(start, upto), begun.told]
             held = begun.holder if self.holder is None else self.holder
             if held is not None:
                 summary[HOLDER_KEY] = held
@@ -67,8 +77,9 @@ class IcebergCommits:
                     producer.append_data_file(data_file(file, schema))
                 for path in removed:
                     producer.delete_data_file(listed[path])
-            moved = {} if start is None else {START_KEY: str(start)}  # for when this snapshot has expired
-            transaction.set_properties({COMMIT_KEY: commit_mark(upto, producer.snapshot_id), **moved})
+            first = {} if start is None else {START_KEY: str(start)}  # for when this snapshot has expired
+            mark = commit_mark(upto, producer.snapshot_id)
+            transaction.set_properties({LOG_KEY: str(upto.log_id), COMMIT_KEY: mark, **first})
         table = self._committed(transaction, producer)
         self.followed.make_durable(table, producer.snapshot_id, is_own=True)
         self.followed.known[upto.log_id] = KnownSnapshot(table.metadata.table_uuid, producer.snapshot_id, upto, held)

@@ -22,7 +22,7 @@ from strandline.tables.apply import Work
 from strandline.tables.files.data_files import write_file
 from strandline.tables.files.layout import files_in, job_name, shares_of
 from strandline.tables.files.part import TablePart, in_schema
-from strandline.tables.files.recorded import COMMIT_KEY, MODE_KEY, TRANSFORM_KEY, looked_at_again
+from strandline.tables.files.recorded import COMMIT_KEY, MODE_KEY, TRANSFORM_KEY, looked_at_again, told_move
 from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.files.sink import FileTableSink
 from strandline.tables.iceberg.columns import arrow_schema, iceberg_library, kept_in_iceberg
@@ -33,7 +33,7 @@ from strandline.tables.iceberg.replay import replayed_iceberg
 from strandline.tables.iceberg.table import Begun, FollowedIceberg
 from strandline.tables.iceberg.transaction import IcebergLetters, IcebergTransaction
 from strandline.tables.maintain.comparison import ShareTask, share_tasks
-from strandline.tables.maintain.contract import RecordedTable, TableSize
+from strandline.tables.maintain.contract import RecordedTable, TableSize, refuse_moved_on
 from strandline.tables.maintain.rebuilding import rebuilt_files
 from strandline.tables.rows.bad_records import BadCount, BadShare
 from strandline.tables.rows.kinds import KINDS, Kind
@@ -286,6 +286,7 @@ class IcebergSink(FileTableSink):
         table = self._followed.open()
         if table is None:
             return self.resume(log_id)
+        self._followed.refuse_another_log(table, log_id)
         try:
             at = self.resume(log_id)
             if (lost := self._followed.damage_of(table, None)) is not None:
@@ -323,6 +324,15 @@ class IcebergSink(FileTableSink):
         cursor = Cursor(log_id, int(offset))
         IcebergCommits(self._followed).commit(self._followed.on(table), (), (), cursor)
         return cursor
+
+    def move(self, former: Cursor, to: Cursor) -> None:
+        """Follow another log from now on; see :class:`~strandline.tables.maintain.contract.MaintainedTable`."""
+        table = self._existing()
+        refuse_moved_on(former, self._followed.last_commit(table, former.log_id).cursor, self.table)
+        self._refuse_letters(former)
+        told = told_move(former, to)
+        IcebergCommits(self._followed).commit(self._followed.on(table), (), (), to, moved=told)
+        self._forget(former.log_id)
 
 
 def _catalog(given: Any) -> Any:

@@ -266,10 +266,14 @@ class FollowedIceberg:
 
     def check_followed(self, table: Table, log_id: UUID) -> None:
         """``Diverged`` for a table of another log, or of none; ``InvalidInput`` for one of another kind."""
+        self.refuse_another_log(table, log_id)
+        self._check_shape(table)
+
+    def refuse_another_log(self, table: Table, log_id: UUID) -> None:
+        """``Diverged`` for a table of another log, or of none."""
         properties = table.metadata.properties
         if properties.get(LOG_KEY) != str(log_id) or properties.get(NAME_KEY) != self.name:
             raise not_followed(self.identifier, log_id, self.name, properties.get(LOG_KEY))
-        self._check_shape(table)
 
     def _evolve(self, transaction: Transaction, *, is_rebuilt: bool = False) -> str:
         """New and wider columns of a typed table become part of the commit; ``SchemaRefused`` for any other change.

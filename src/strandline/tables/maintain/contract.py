@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from strandline.errors import Conflict
 from strandline.log.contract import Log
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Sink
@@ -102,6 +103,24 @@ class MaintainedTable(Sink, Protocol):
 
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
         """Go back to the last state that is known to be right, if needed."""
+
+    def move(self, former: Cursor, to: Cursor) -> None:
+        """Follow the log of the cursor ``to`` from now on, in one commit that changes no row.
+
+        The caller vouches that both logs have the same records at the offsets that the table holds. The table is proved
+        to be at ``former``: ``Conflict`` if it was committed to since, ``Diverged`` if it follows another log.
+        Followers of the former log are ``Diverged`` from then on. ``Unsupported`` if there are dead letters that would
+        be lost with that log.
+        """
+
+
+def refuse_moved_on(former: Cursor, now: Cursor, where: str) -> None:
+    """``Conflict`` if a table that is to follow another log was committed to since its cursor was translated."""
+    if now.next != former.next:
+        raise Conflict(
+            f"The table {where} was committed to, up to offset {now.next}, while it was being moved to another log; "
+            "nothing was changed. Stop its follower, and try again."
+        )
 
 
 @runtime_checkable

@@ -27,14 +27,14 @@ from strandline.model.sink import remaining
 from strandline.storage.clock import CHANCE
 from strandline.tables.claim import TableClaim
 from strandline.tables.maintain.comparison import RowDifferences
-from strandline.tables.maintain.contract import RecordedTable, TableSize
+from strandline.tables.maintain.contract import RecordedTable, TableSize, refuse_moved_on
 from strandline.tables.maintain.replay import LetterReplay, Replayed
 from strandline.tables.rows.bad_records import BadShare
 from strandline.tables.rows.kinds import KINDS
 from strandline.tables.rows.logged import LoggedShape, Value
 from strandline.tables.rows.shape import TableShape, refuse_lost_transform
 from strandline.tables.sql.changes import ChangePlanner, TableChanges
-from strandline.tables.sql.database import Database
+from strandline.tables.sql.database import Database, SqlTransaction
 from strandline.tables.sql.expected import ExpectedRows, record_ranges
 from strandline.tables.sql.rebuilding import SqlRebuild
 from strandline.tables.sql.replay import replayed_sql
@@ -165,12 +165,29 @@ class SqlSink:
             seen = transaction.read_table()
             if seen.identity is None or seen.row is None or seen.row.cursor.log_id != log_id:
                 raise NotFound(f"There is no table {self._expected.where} with a cursor in log {log_id} to adopt.")
-            row = replace(seen.row, identity=seen.identity, epoch=seen.row.epoch + 1)
+            row = replace(seen.row, identity=seen.identity)
             self._expected.proved(replace(seen, row=row), log_id, None)
-            if not transaction.store(row, seen.row):
-                raise self._expected.fenced()
-            self._held = self._claim = None
+            self._accept(transaction, seen.row, row)
         return row.cursor
+
+    def move(self, former: Cursor, to: Cursor) -> None:
+        """Follow another log from now on; see :class:`~strandline.tables.maintain.contract.MaintainedTable`.
+
+        Dead letters go with the table: they carry offsets, and are proved by the records there.
+        """
+        with self._lock, self._database.writing() as transaction:
+            transaction.lock()
+            row = self._expected.proved(transaction.read_table(), former.log_id, None)
+            if row is None:
+                raise NotFound(f"There is no table {self.where}.")
+            refuse_moved_on(former, row.cursor, self.where)
+            self._accept(transaction, row, replace(row, cursor=to))
+
+    def _accept(self, transaction: SqlTransaction, before: CursorRow, row: CursorRow) -> None:
+        """Commit that the table as it is has the state of this row; a running follower is fenced."""
+        if not transaction.store(replace(row, epoch=before.epoch + 1), before):
+            raise self._expected.fenced()
+        self._held = self._claim = None
 
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
         """Commit the range with its cursor, exactly once; see :class:`~strandline.model.sink.Sink`."""

@@ -1,0 +1,131 @@
+"""Moves a table from the log that it follows to a copy of that log, or back: one commit, and no row changes.
+
+The rows of a table have offsets of the log in them: as columns, and in the order by which changes of a key are merged.
+So a table can be moved only to a log that has its records at the same offsets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from typing import Final, cast
+
+from strandline.errors import CursorExpired, Diverged, NotFound, Unsupported
+from strandline.ingestion.translation import CopiedRanges, IngestedLog, translate_cursor
+from strandline.log.addressed import log_at
+from strandline.log.contract import Log, LogReading, require
+from strandline.log.writers.source import source_writer
+from strandline.model.addresses import Address
+from strandline.model.arguments import checked
+from strandline.model.cursor import Cursor, Limit
+from strandline.tables.maintain.contract import MaintainedTable
+from strandline.tables.maintain.operations import existing
+
+_REBUILD: Final = "Build the table again from the other log: remove it, and follow that log into it."
+
+
+@dataclass(frozen=True, slots=True)
+class TableMove:
+    """Result of a move."""
+
+    cursor: Cursor
+    """The table's cursor in the log that it follows now."""
+    was_there: bool
+    """Whether the table followed that log already, and nothing was committed."""
+
+
+@checked
+def move_table(sink: MaintainedTable | Address, old: Log | Address, new: Log | Address) -> TableMove:
+    """Let a table that follows a log follow another one, of which one was ingested from the other. No row changes.
+
+    One commit gives the table the cursor of the same record in ``new``. A follower of ``new`` continues exactly; one of
+    ``old`` is ``Diverged`` from then on, also if it runs. Repeated, it does nothing. ``sink`` is the table's sink, or
+    the address of a table that keeps the record's own columns.
+
+    Nothing is changed if it raises. ``Unsupported`` if ``new`` has other offsets for what the table holds, because
+    other writers appended to one of the logs, or records were skipped: build the table again. Likewise for a Delta or
+    Iceberg table with dead letters: replay them before. ``NotReady`` if ``new`` does not have all that the table holds,
+    ``CursorExpired`` if it deleted some of it, ``Diverged`` if the table, or a log, has another history; ``Conflict``
+    if the table's follower commits meanwhile.
+
+    >>> import tempfile, strandline as sl
+    >>> old, new = sl.log.MemoryLog(), sl.log.MemoryLog()
+    >>> with old.producer() as producer:
+    ...     _ = producer.append(key=b"a", value=b"1").result()
+    >>> table = sl.SqliteSink(f"{tempfile.mkdtemp()}/shop.db", table="orders")
+    >>> _ = sl.follow(old, table, upto="end"), sl.ingest(old, new)
+    >>> moved = move_table(table, old, new)
+    >>> moved.cursor == new.end(), moved.was_there, move_table(table, old, new).was_there
+    (True, False, True)
+    """
+    table = existing(sink) if isinstance(sink, str | PathLike) else sink
+    # A reader of a write-ahead log beside its writer does not know what was ingested into it.
+    with log_at(old) as former, log_at(new, changes_slots=True) as other:
+        return _moved(table, former, other)
+
+
+def _moved(table: MaintainedTable, old: Log, new: Log) -> TableMove:
+    try:
+        table.meet(new)
+        at = table.cursor(new.log_id)
+    except Diverged:
+        at = None
+    if at is not None:
+        return TableMove(at, was_there=True)
+    table.meet(old)
+    cursor = table.cursor(old.log_id)
+    if cursor is None:
+        raise NotFound(f"There is no table {table.where}: check the address.")
+    start = table.start()
+    old.plan(cursor, Limit(batches=1))  # refuses a cursor of another history
+    there = _same_place(table.where, old, new, start, cursor)
+    table.move(cursor, there)
+    return TableMove(there, was_there=False)
+
+
+def _same_place(where: str, old: Log, new: Log, start: int, cursor: Cursor) -> Cursor:
+    """The cursor in another log, which has the same records from the start up to it; else ``Unsupported``."""
+    source, target = _direction(old, new)
+    try:
+        first = translate_cursor(old.cursor_at(start), source=source, target=target)
+        there = translate_cursor(cursor, source=source, target=target)
+        is_alone = CopiedRanges(source, target).is_alone(start, cursor.next)
+    except CursorExpired as error:
+        raise CursorExpired(
+            f"The table {where} holds offsets {start} to {cursor.next - 1} of its log, and {target!r} no longer has "
+            "all of these records, or not in its hot tier, so that offsets cannot be compared; nothing was changed. "
+            f"{_REBUILD}"
+        ) from error
+    refuse_other_offsets(where, (start, cursor.next), (first.next, there.next), is_alone=is_alone)
+    return there
+
+
+def _direction(old: Log, new: Log) -> tuple[LogReading, IngestedLog]:
+    """Which of two logs is the source of the other: the former one, unless only the reverse is true."""
+    is_back = isinstance(old, IngestedLog) and old.last_append(source_writer(str(new.log_id))) is not None
+    if isinstance(new, IngestedLog):
+        is_back = is_back and new.last_append(source_writer(str(old.log_id))) is None
+    source, target = (new, old) if is_back else (old, new)
+    require(target, "moved to, or from", "append_at", "last_append", "cursor_at", "bounds", "plan")
+    return source, cast("IngestedLog", target)
+
+
+def refuse_other_offsets(where: str, held: tuple[int, int], found: tuple[int, int], *, is_alone: bool) -> None:
+    """``Unsupported`` if what a table holds has other offsets in another log than in its own. No I/O.
+
+    ``held`` and ``found``: where its rows begin, and its cursor, in its own log and in the other one. Both logs advance
+    by one offset for each record. So if both ends agree, and the copy has no other writer's record in between
+    (``is_alone``), no record was skipped there either.
+
+    >>> refuse_other_offsets("orders", (0, 7), (0, 7), is_alone=True)
+    >>> refuse_other_offsets("orders", (0, 7), (2, 9), is_alone=True)
+    Traceback (most recent call last):
+    strandline.errors.Unsupported: The table orders holds offsets 0 to 6 of its log, and the other log has ...
+    """
+    if found == held and is_alone:
+        return
+    other = f"these records at offsets {found[0]} to {found[1] - 1}" if found != held else "other records among these"
+    raise Unsupported(
+        f"The table {where} holds offsets {held[0]} to {held[1] - 1} of its log, and the other log has {other}: its "
+        f"rows would have wrong offsets, and nothing was changed. {_REBUILD}"
+    )
