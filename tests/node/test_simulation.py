@@ -475,7 +475,8 @@ def tiers_what_is_durable(patch):
 
     def unbounded(readable, slots):
         primary = readable.__self__
-        return committed(lambda: ReadableLog(primary.log, primary._durable, primary._wait_durable), slots)
+        mark = primary._watermark
+        return committed(lambda: ReadableLog(primary.log, mark.durable, mark._wait_durable), slots)
 
     patch.setattr(tiering, "CommittedLog", unbounded)
 
