@@ -326,6 +326,7 @@ def test_a_file_without_rows_is_loaded_as_nothing(log: ObjectLog, tmp_path: Path
     assert sl.bulk.load(tmp_path / "a.jsonl", log, job="a").records == 0
 
 
+@pytest.mark.matrix
 def test_cells_of_csv_may_have_several_lines_and_megabytes(log: ObjectLog, tmp_path: Path) -> None:
     lines = "".join(f'{row},"one\n{row},two"\n' for row in range(100_000))
     (tmp_path / "rows.csv").write_text(f"id,text\n{lines}last,{'x' * 3_000_000}\n")

@@ -115,6 +115,7 @@ def test_it_is_published_for_others(log: Any, tmp_path: Path) -> None:
         assert list(store.range()) == followed(log)[0]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("every", sampled(7))
 @pytest.mark.parametrize("after", [False, True])
 def test_a_build_that_is_killed_at_any_request_continues(
@@ -251,6 +252,7 @@ def test_a_task_that_gets_other_records_than_planned_stores_nothing(log: Any) ->
     assert not list(store.list(""))
 
 
+@pytest.mark.matrix
 def test_many_keys_and_large_values_are_cut_into_pieces(tmp_path: Path) -> None:
     rows = [(Op.PUT, b"%d" % (n % 90_000), b"x") for n in range(180_000)]
     large = [(Op.PUT, b"large-%d" % n, bytes(3 << 20)) for n in range(7)]

@@ -141,6 +141,7 @@ def test_a_lost_chunk_of_the_listing_is_a_hole_and_what_follows_is_read() -> Non
         open_log(store).plan(log.cursor_at(high - 1), Limit(batches=1))
 
 
+@pytest.mark.matrix
 def test_both_tiers_are_compared_where_both_have_records(tiers: Tiers) -> None:
     log = tiers.tiered()
     audit = sl.bulk.verify(log)
@@ -178,6 +179,7 @@ def test_a_damaged_segment_is_found_whether_the_log_still_has_its_records(tiers:
     assert audit.rows[0].damage == ()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_a_cold_tier_that_cannot_be_read_is_a_finding_and_the_log_itself_is_read(tiers: Tiers, is_lost: bool) -> None:
     """The end of the last segment is needed to know whether the cold tier belongs to the log."""
@@ -196,6 +198,7 @@ def test_a_cold_tier_that_cannot_be_read_is_a_finding_and_the_log_itself_is_read
     assert audit.verification.examined["records"] == len(tiers.truth) - last.end - 1
 
 
+@pytest.mark.matrix
 def test_a_damaged_slot_of_a_log_with_a_cold_tier_is_one_finding() -> None:
     tiers = Tiers("object", batches=12)
     tiers.tier()
@@ -236,6 +239,7 @@ def test_a_hole_between_segments_is_found_exactly_and_the_rest_is_read(tiers: Ti
     assert set(kinds(quick)) == {FindingKind.HOLE}
 
 
+@pytest.mark.matrix
 def test_segments_with_other_values_than_the_log_are_found_with_both_sides(tiers: Tiers) -> None:
     backup = tiers.backup()
     for _ in range(3):
@@ -257,6 +261,7 @@ def test_segments_with_other_values_than_the_log_are_found_with_both_sides(tiers
     assert audit.verification.examined["records"] == end
 
 
+@pytest.mark.matrix
 def test_records_that_move_to_the_cold_tier_during_a_verification_are_found_there(tiers: Tiers) -> None:
     tiers.tier()
     end = max(segment.end for segment in tiers.finished()) + 1

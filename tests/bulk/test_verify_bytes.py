@@ -113,6 +113,7 @@ def events_of(url: str) -> Path:
     return batches.parent
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", some(["batch", "lost batch", "head", "log.json", "topic.json"], 2))
 def test_a_damaged_object_of_the_events_is_a_finding_that_names_it(url: str, name: str) -> None:
     folder = events_of(url)
@@ -137,6 +138,7 @@ def test_a_damaged_object_of_the_events_is_a_finding_that_names_it(url: str, nam
     assert any("were not verified" in note for note in notes)
 
 
+@pytest.mark.matrix
 def test_the_command_names_a_damaged_object_of_the_events(url: str) -> None:
     path = min(events_of(url).glob("batches/*/*.batch"))
     path.write_bytes(path.read_bytes()[:-1])
@@ -147,6 +149,7 @@ def test_the_command_names_a_damaged_object_of_the_events(url: str) -> None:
         assert "DAMAGED" in done.output
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("change", ["flip", "remove"])
 def test_the_command_finds_events_that_cannot_be_opened(url: str, change: str) -> None:
     path = events_of(url).parent / "topic.json"
@@ -160,6 +163,7 @@ def test_the_command_finds_events_that_cannot_be_opened(url: str, change: str) -
     assert "were not verified" in done.output.replace("\n", " ")
 
 
+@pytest.mark.matrix
 def test_events_that_are_gone_are_a_finding(url: str) -> None:
     shutil.rmtree(events_of(url).parent)
     with sl.open(url) as log:
@@ -168,6 +172,7 @@ def test_events_that_are_gone_are_a_finding(url: str) -> None:
     assert "no topic" in damage.message
 
 
+@pytest.mark.matrix
 def test_a_log_json_that_was_changed_since_the_log_was_opened_is_found(url: str) -> None:
     path = Path(url.removeprefix("file://")) / "log.json"
     data = path.read_bytes()

@@ -35,6 +35,7 @@ def orders(run: Run, log: str) -> str:
     return log
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("columns", some([40, 80, 140], 1))
 @pytest.mark.parametrize("command", ["lag", "slots"])
 def test_every_number_of_every_slot_is_shown_whole(
@@ -105,6 +106,7 @@ def test_a_long_line_wraps_at_words_and_beside_its_label(
     assert [line.rstrip() for line in file.getvalue().splitlines()] == shown
 
 
+@pytest.mark.matrix
 def test_no_line_of_the_doctor_is_wider_than_the_terminal(on_terminal: OnTerminal) -> None:
     _, shown = on_terminal("doctor", columns=60)
     lines = CODE.sub("", shown).splitlines()
@@ -131,6 +133,7 @@ SCREENS = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("arguments", some(SCREENS.values(), 1), ids=SCREENS)
 def test_colours_are_for_terminals_and_not_with_no_color(
     run: Run, on_terminal: OnTerminal, log: str, arguments: list[str]

@@ -34,6 +34,7 @@ def test_a_route_cache_takes_only_what_it_missed_and_is_right_again(tmp_path: Pa
         assert output("route_cache.py", tmp_path) == [*(line.format(there) for line in first), *second]
 
 
+@pytest.mark.matrix
 def test_a_job_queue_gives_what_a_dead_worker_had_to_the_next_one_and_fences_it(tmp_path: Path) -> None:
     batch = "{} worker: 10 jobs, 45 letters".format
     done = [*[batch("first")] * 3, *[batch("second")] * 4, "left: 0 batches", "first worker: fenced"]

@@ -52,6 +52,7 @@ def test_what_the_writer_writes_and_what_others_could_is_read() -> None:
     assert read_segment(forged)["key"].to_pylist() == [b"k"] * 100
 
 
+@pytest.mark.matrix
 def test_a_group_of_millions_of_rows_that_take_no_room_is_refused() -> None:
     data = forged_segment(
         table(3_000_000), compression="zstd", column_encoding={"offset": "DELTA_BINARY_PACKED"}, use_dictionary=["op"]
@@ -127,6 +128,7 @@ def test_an_arrow_schema_in_the_footer_that_takes_a_hundred_times_its_bytes_is_r
     refused(data, "its footer cannot be read", room=4 * MEBIBYTE)
 
 
+@pytest.mark.matrix
 def test_a_footer_with_more_structures_than_groups_is_refused() -> None:
     wide = pa.table({f"column {number}": [1] for number in range(5000)})
     sink = pa.BufferOutputStream()

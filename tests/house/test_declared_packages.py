@@ -49,6 +49,7 @@ def declared(*extras: str) -> set[str]:
     return {Requirement(text).name.lower() for text in wanted}
 
 
+@pytest.mark.matrix
 def test_every_imported_package_is_declared() -> None:
     extras = [name for name in _project()["optional-dependencies"] if name not in ("all", "dev")]
     known = declared(*extras) | OF_TESTS | WITH_OTHERS

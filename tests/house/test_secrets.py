@@ -91,6 +91,7 @@ NO_SECRETS = {"key", "by_key", "record_key"}
 """Keys of records and of columns."""
 
 
+@pytest.mark.matrix
 def test_no_value_shows_its_secrets() -> None:
     files = sorted(PACKAGE.rglob("*.py"))
     assert len(files) > 400

@@ -225,6 +225,7 @@ def test_a_value_that_was_superseded_before_its_delivery_is_no_gap(nats_url):
         assert len(taken.since_listed()) < 50
 
 
+@pytest.mark.matrix
 def test_watchers_get_expired_keys_which_are_not_listed_as_deleted(nats_url):
     with opened(nats_url, ttl=1.0) as kv:
         kv.put("node.1", b"1")
@@ -380,6 +381,7 @@ def test_the_loss_of_the_last_change_on_the_wire_is_detected(kv, far, line, impa
         assert [row.value for row in taken.rows] == [b"1"]
 
 
+@pytest.mark.matrix
 def test_a_loss_of_the_connection_that_loses_no_change_goes_unnoticed(kv, far, line):
     fill(kv)
     with far.watch(NODES) as subscription:
@@ -393,6 +395,7 @@ def test_a_loss_of_the_connection_that_loses_no_change_goes_unnoticed(kv, far, l
         assert far.get("node.1") == b"after cut 2"
 
 
+@pytest.mark.matrix
 def test_a_line_that_stays_cut_ends_the_watch_with_an_error_that_may_pass(kv, far, line):
     with far.watch() as subscription:
         taken = Collected(subscription).until_listed()
@@ -404,6 +407,7 @@ def test_a_line_that_stays_cut_ends_the_watch_with_an_error_that_may_pass(kv, fa
             call()
 
 
+@pytest.mark.matrix
 def test_a_server_that_falls_silent_ends_the_watch_with_an_error_that_may_pass(kv, far, line, impatient):
     with far.watch() as subscription:
         taken = Collected(subscription).until_listed()

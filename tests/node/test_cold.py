@@ -96,6 +96,7 @@ def test_the_primary_tiers_its_log_and_reads_both_tiers_as_one(cluster: Cluster)
         assert values(primary) == numbered(0, 8)
 
 
+@pytest.mark.matrix
 def test_a_replica_and_a_client_read_segments_too(cluster: Cluster) -> None:
     with cluster.primary() as primary:
         primary.append_values(numbered(0, 5))
@@ -135,6 +136,7 @@ def test_after_a_failover_the_new_primary_goes_on_tiering(cluster: Cluster) -> N
         assert values(promoted) == numbered(0, 12), "all of it from segments"
 
 
+@pytest.mark.matrix
 def test_nothing_is_trimmed_on_a_new_primary_before_its_tierer_has_looked(cluster: Cluster) -> None:
     former = cluster.primary()
     former.append_values(numbered(0, 5))
@@ -145,6 +147,7 @@ def test_nothing_is_trimmed_on_a_new_primary_before_its_tierer_has_looked(cluste
         assert values(promoted) == numbered(0, 8)
 
 
+@pytest.mark.matrix
 def test_a_tail_that_was_copied_and_lost_with_its_primary_is_replaced_in_the_cold_tier(cluster: Cluster) -> None:
     former = cluster.primary()
     former.append_values(numbered(0, 5))
@@ -176,6 +179,7 @@ def test_a_tail_that_was_copied_and_lost_with_its_primary_is_replaced_in_the_col
             assert values(newcomer) == values(promoted)
 
 
+@pytest.mark.matrix
 def test_a_former_primary_that_does_not_know_of_the_next_one_writes_no_segments(cluster: Cluster) -> None:
     with cluster.primary() as former:
         former.append_values(numbered(0, 5))
@@ -222,6 +226,7 @@ def test_without_consumers_nothing_counts_as_consumed_whatever_replicas_need(clu
             assert not tier(primary).expired
 
 
+@pytest.mark.matrix
 def test_a_replica_that_is_behind_pins_the_hot_tier_though_it_is_copied(cluster: Cluster) -> None:
     with cluster.primary() as primary:
         primary.append_values(numbered(0, 5))
@@ -236,6 +241,7 @@ def test_a_replica_that_is_behind_pins_the_hot_tier_though_it_is_copied(cluster:
             until(primary, lambda: [tier(primary)] != [] and hot_first(primary) == 8, "and is trimmed then")
 
 
+@pytest.mark.matrix
 def test_the_kept_slot_of_a_replica_pins_the_hot_tier_after_a_restart_too(cluster: Cluster) -> None:
     with cluster.primary() as primary:
         primary.append_values(numbered(0, 5))
@@ -271,6 +277,7 @@ def test_a_log_keeps_its_cold_tier(cluster: Cluster, tmp_path: Path) -> None:
         assert any(slot.name == TIER_SLOT for slot in primary.running.node.primary.log.slots.list())
 
 
+@pytest.mark.matrix
 def test_a_node_tiers_by_itself_and_says_why_it_cannot(cluster: Cluster) -> None:
     settings = TierSettings(pause=0.05, target=1, linger=0.0)
     with cluster.primary(tiering=settings) as primary:
@@ -316,6 +323,7 @@ def test_a_primary_that_leads_again_trims_nothing_before_its_tierer_has_compared
             assert values(again) == numbered(0, 10)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("tiers_first", [True, False], ids=["which has tiered", "which has only a slot there"])
 def test_a_former_primary_expires_nothing_that_a_consumer_of_the_next_one_needs(
     cluster: Cluster, tiers_first: bool
@@ -344,6 +352,7 @@ def test_a_former_primary_expires_nothing_that_a_consumer_of_the_next_one_needs(
             assert values(promoted) == numbered(0, 5) + numbered(5, 7, "of b")
 
 
+@pytest.mark.matrix
 def test_a_primary_that_is_replaced_while_it_expires_removes_nothing(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,6 +382,7 @@ def test_a_primary_that_is_replaced_while_it_expires_removes_nothing(
             assert values(promoted) == numbered(0, 5)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("where", "step"),
     [
@@ -418,6 +428,7 @@ def test_a_primary_that_is_paused_while_it_cuts_deletes_no_segment_that_a_later_
             assert values(promoted) == numbered(0, 12)
 
 
+@pytest.mark.matrix
 def test_a_primary_that_is_replaced_while_it_cuts_leaves_no_hole_before_the_end_of_the_cold_tier(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,6 +492,7 @@ def test_a_replica_that_bootstraps_while_segments_expire_shows_what_is_retained(
             assert values(replica)[first - number :] == numbered(first, number)
 
 
+@pytest.mark.matrix
 def test_a_slot_keeps_what_the_former_primary_had_expired_and_the_new_one_still_has(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -505,6 +517,7 @@ def test_a_slot_keeps_what_the_former_primary_had_expired_and_the_new_one_still_
         assert values(promoted) == numbered(8, 12)
 
 
+@pytest.mark.matrix
 def test_a_slot_keeps_what_a_former_primary_is_about_to_delete(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -564,6 +577,7 @@ def test_a_write_ahead_log_with_a_cold_tier_becomes_a_replicated_one_with_the_sa
         assert values(primary) == numbered(0, 8)
 
 
+@pytest.mark.matrix
 def test_a_node_that_is_closed_while_it_tiers_ends_in_order_and_goes_on(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -596,6 +610,7 @@ def test_the_hot_tier_is_read_from_nodes_while_the_store_of_the_cold_one_is_gone
             log.slots.create(f"late-{id(log)}", 5)
 
 
+@pytest.mark.matrix
 def test_a_node_closes_in_time_while_the_store_of_its_cold_tier_does_not_answer(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def lose(cluster: ClusterOfProcesses, name: str) -> None:
 
 
 class TestAPrimaryThatIsKilled:
+    @pytest.mark.matrix
     def test_is_replaced_by_hand_and_follows_when_it_returns_with_its_tail_in_quarantine(self, start):
         cluster = start()
         old = cluster.begin()
@@ -252,6 +253,7 @@ class TestBootstrap:
 
 
 class TestTheNetwork:
+    @pytest.mark.matrix
     @pytest.mark.parametrize("how", [pytest.param("cut", marks=pytest.mark.matrix), "hold"])
     def test_a_primary_that_nobody_reaches_acknowledges_nothing_until_it_heals(self, start, how):
         cluster = start()

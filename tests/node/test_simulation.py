@@ -103,6 +103,7 @@ class TestHistories:
         }.items():
             assert total[what] >= least // every, f"{what} happened {total[what]} times only, in {dict(total)}"
 
+    @pytest.mark.matrix
     @pytest.mark.parametrize("every", sampled(30, matrix=5))
     def test_a_primary_keeps_what_it_has_whatever_former_ones_do_that_were_replaced_by_force(self, every):
         total = operate_many(range(0, 60, every))

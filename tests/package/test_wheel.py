@@ -129,6 +129,7 @@ def test_installing_registers_the_pytest_plugin(installed: dict[str, str]) -> No
     assert "14 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.matrix
 def test_the_package_runs_as_a_module(installed: dict[str, str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "strandline", "--version"], env=installed, capture_output=True, text=True, check=False,

@@ -125,6 +125,7 @@ print([name for name in "{names}".split(", ") if getattr(sl.spark, name) is None
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("options", "says"),
     some(
@@ -151,6 +152,7 @@ def test_a_cluster_that_cannot_be_used_is_one_sentence_without_a_trace_of_java(t
     assert "secret" not in done.stderr
 
 
+@pytest.mark.matrix
 def test_what_every_start_of_spark_prints_is_left_out_and_the_rest_is_passed_on():
     program = """if True:
         import os
@@ -166,6 +168,7 @@ def test_what_every_start_of_spark_prints_is_left_out_and_the_rest_is_passed_on(
     assert done.stderr == "low on disk\nlater\n"
 
 
+@pytest.mark.matrix
 def test_what_workers_print_while_the_session_stops_is_dropped():
     program = """if True:
         import subprocess
@@ -181,6 +184,7 @@ def test_what_workers_print_while_the_session_stops_is_dropped():
     assert done.stderr == ""
 
 
+@pytest.mark.matrix
 def test_what_the_jvm_prints_after_its_start_reaches_standard_error(tmp_path):
     program = """if True:
         import os, subprocess

@@ -78,6 +78,7 @@ store.put_if("a", b"never acknowledged", Match(store.get("a").version))
 
 
 class TestForks:
+    @pytest.mark.matrix
     @pytest.mark.parametrize(
         ("before", "inside", "outcome"),
         some(

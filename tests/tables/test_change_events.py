@@ -133,12 +133,14 @@ def named(row: dict[str, Any]) -> tuple[Any, ...]:
     return row["_key"], row["id"], row["name"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("records", some([100, 1], 1))
 @pytest.mark.parametrize("feed", FEEDS)
 def test_the_latest_rows_are_those_that_no_event_deleted(tables: Tables, feed: str, records: int) -> None:
     assert {named(row) for row in followed(tables, feed, records)} == ALIVE
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("feed", FEEDS)
 def test_a_purge_empties_a_row_that_a_delete_would_only_mark(tables: Tables, feed: str) -> None:
     rows = followed(tables, feed, 2, soft_deletes=True)
@@ -156,6 +158,7 @@ def test_every_change_has_the_operation_of_its_event_and_a_purge_its_own(tables:
     assert (ops[0], ops[3], ops[purge]) == (sl.Op.PUT, sl.Op.DELETE, sl.Op.PURGE)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("feed", FEEDS)
 def test_versions_end_with_the_events_that_delete_them(tmp_path: Path, feed: str) -> None:
     tables = Tables(tmp_path, "delta")

@@ -145,6 +145,7 @@ def test_a_start_changes_nothing(log, tmp_path):
     assert DeltaTable(tmp_path / "table").version() == 1  # created, and committed to once
 
 
+@pytest.mark.matrix
 def test_two_running_followers_with_slots_of_their_own_become_one(tmp_path):
     log, stop, ended = MemoryLog(), threading.Event(), threading.Event()
     extend(log, 1)

@@ -61,6 +61,7 @@ def test_the_fixtures_are_listed_with_what_they_are(tmp_path: Path) -> None:
         assert "no docstring" not in shown.split(f"\n{name} -- ")[1].split("\n\n")[0]
 
 
+@pytest.mark.matrix
 def test_the_fixtures_work_together_and_are_new_for_each_test(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("""
 import pytest
@@ -91,6 +92,7 @@ def test_the_clock_and_the_disk(manual_clock, simulated_disk):
     assert "3 passed" in done.stdout, done.stdout
 
 
+@pytest.mark.matrix
 def test_a_failure_of_a_suite_shows_the_values(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text("""
 import pytest

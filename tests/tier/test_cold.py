@@ -328,6 +328,7 @@ def explored(kind: Kind, position: int, announced: Any = None, looking: Any = No
 EVERY = [pytest.param(21, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("every", EVERY)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_slot_in_the_cold_tier_is_refused_or_keeps_what_it_needs(kind: Kind, every: int) -> None:
@@ -428,6 +429,7 @@ def test_a_tierer_that_decides_though_another_has_announced_is_caught(kind: Kind
     assert with_a_tierer_that_was_replaced(kind, DecidedAnyway)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("every", EVERY)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_slot_on_what_the_log_itself_is_just_forgetting_keeps_what_it_needs(kind: Kind, every: int) -> None:
@@ -461,6 +463,7 @@ def test_a_slot_on_what_the_log_itself_is_just_forgetting_keeps_what_it_needs(ki
         play(turns)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "seed", [*some(range(15), 5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(15, 200))]

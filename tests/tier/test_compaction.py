@@ -85,6 +85,7 @@ def clean_after_grace(tiers: Tiers) -> None:
 # --- a backlog -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_backlog_is_copied_by_many_tasks_and_published_in_order(kind: Kind) -> None:
     tiers, pool = Tiers(kind, batches=40), Backwards()

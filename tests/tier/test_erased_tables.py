@@ -48,6 +48,7 @@ def text_of(url: str) -> str:
     return str(DeltaTable(url).to_pyarrow_table().to_pylist())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", MODES)
 def test_a_table_built_again_has_no_erased_value_and_equals_the_log(tiers: Tiers, tmp_path: Path, mode: str) -> None:
     codec = sl.Json(NAME)
@@ -65,6 +66,7 @@ def test_a_table_built_again_has_no_erased_value_and_equals_the_log(tiers: Tiers
     assert verify(sink_of(tmp_path, mode, codec), log).is_clean
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", MODES)
 def test_a_letter_of_a_purged_key_does_not_come_back_as_the_keys_value(tiers: Tiers, tmp_path: Path, mode: str) -> None:
     sl.follow(tiers.tiered(), sink_of(tmp_path, mode, sl.Json(NAME)), "s", upto="end")

@@ -63,6 +63,7 @@ def whole_plan(tiers: Tiers) -> bytes:
     return sent(tiers, log.plan(Cursor(log.log_id, 0)))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_is_readable_for_the_grace_period_after_a_compaction(kind: Kind) -> None:
     tiers = cold(kind)
@@ -80,6 +81,7 @@ def test_a_plan_is_readable_for_the_grace_period_after_a_compaction(kind: Kind) 
     assert len(tiers.objects()) == len(tiers.segments()) == 1
 
 
+@pytest.mark.matrix
 def test_a_grace_period_outlasts_a_compaction_of_what_a_compaction_made() -> None:
     tiers = cold("object")
     plans = [whole_plan(tiers)]
@@ -192,6 +194,7 @@ def test_a_purge_also_erases_what_an_earlier_compaction_left_for_readers() -> No
     assert len(tiers.objects()) > len(tiers.finished()), "what has nothing to erase stays for its readers"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("every", sampled(31))
 def test_a_purge_that_died_before_it_deleted_replaced_segments_is_finished_by_the_next_one(every: int) -> None:
     tiers, at = purgeable(), 0

@@ -65,6 +65,7 @@ def test_a_demo_that_is_stopped_leaves_no_process_and_no_folder(
     assert list(tmp_path.glob("strandline-demo-*")) == []
 
 
+@pytest.mark.matrix
 def test_a_demo_without_java_says_so_in_one_sentence(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

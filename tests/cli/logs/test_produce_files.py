@@ -145,6 +145,7 @@ def test_a_stop_leaves_whole_appends_and_another_run_adds_the_rest(
     assert (rest.appended, rest.stored, log.bounds().next) == (8, 12, 12)
 
 
+@pytest.mark.matrix
 def test_a_killed_append_is_resumed_with_each_row_once(run: Run, start: Start, log: str, tmp_path: Path) -> None:
     lines = tmp_path / "rows.jsonl"
     padding = "x" * 400

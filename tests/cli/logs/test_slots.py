@@ -221,6 +221,7 @@ def test_a_dropped_slot_is_gone(run: Run, log: str) -> None:
     assert "it has none at all" in run("slots", "drop", log, "billing", "-y").stderr
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("typed", "left"), some([("y\n", []), ("n\n", ["billing"]), ("\n", ["billing"])], 1))
 def test_on_a_terminal_a_drop_is_asked_about(
     on_terminal: Callable[..., tuple[int, str]], log: str, typed: str, left: list[str]

@@ -324,6 +324,7 @@ def test_a_first_record_that_is_torn_leaves_an_empty_log(caplog):
     assert "valid up to byte 0" in caplog.text
 
 
+@pytest.mark.matrix
 def test_damage_with_records_behind_it_is_refused_unless_the_prefix_is_asked_for(caplog):
     frames = [v3(lsn, 1, b"x%d" % lsn) for lsn in range(1, 6)]
     for place in range(len(frames[0])):  # also in the length, which then claims all that follows
@@ -623,6 +624,7 @@ def explored(capsys, what, found):
     return found.states
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("_quiet")
 @pytest.mark.parametrize("every", sampled(15))
 def test_a_crash_anywhere_leaves_no_log_or_all_of_it(capsys, every):
@@ -631,6 +633,7 @@ def test_a_crash_anywhere_leaves_no_log_or_all_of_it(capsys, every):
     assert explored(capsys, "crashed", found) > 200 / every
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("_quiet")
 @pytest.mark.parametrize("every", sampled(9))
 def test_a_failure_anywhere_leaves_no_log_or_all_of_it(capsys, every):
@@ -640,6 +643,7 @@ def test_a_failure_anywhere_leaves_no_log_or_all_of_it(capsys, every):
     assert explored(capsys, "one operation fails", found) > 50 / every
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("_quiet")
 @pytest.mark.parametrize("every", sampled(9))
 def test_a_full_disk_anywhere_leaves_no_log_or_all_of_it(capsys, every):
@@ -666,6 +670,7 @@ def test_failures_and_full_disks_leave_no_log_or_all_of_it(begun, capsys):
     assert explored(capsys, "the disk fills", fill_everywhere(work, work.check, step=128)) > 100
 
 
+@pytest.mark.matrix
 @pytest.mark.usefixtures("_quiet")
 @pytest.mark.parametrize("every", sampled(9))
 def test_a_crash_while_a_folder_that_was_begun_gives_way_loses_nothing(capsys, every):

@@ -27,6 +27,7 @@ def played(kind: PlaceKind, seeds: range) -> None:
         assert sum(getattr(history, work) for history in histories) > len(seeds), work
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("every", sampled(15))
 @pytest.mark.parametrize("kind", [ObjectLogPlace, V1Place])
 def test_after_the_fence_the_old_one_changes_nothing_and_nothing_is_skipped_or_comes_again(

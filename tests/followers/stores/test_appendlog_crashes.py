@@ -160,6 +160,7 @@ def test_a_crash_while_a_crash_is_repaired_loses_nothing_in_any_mode(capsys, syn
     told(capsys, f"append-log, crashes in repairs in every mode, {sync=}", explored)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("every", sampled(15))
 def test_a_crash_anywhere_in_a_fold_that_compacts_all_the_time_loses_nothing(capsys, every):
     fold = Fold(compact_after=0)

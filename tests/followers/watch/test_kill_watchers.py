@@ -177,6 +177,7 @@ def test_over_a_replica_that_is_killed_with_it(tmp_path, scope, kills):
         survive(tmp_path, OnPrimary(primary), job, kills=kills, seed=4)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "scope", [pytest.param(["a.", "c.1"], marks=pytest.mark.matrix), []], ids=["watched", "followed"]

@@ -157,6 +157,7 @@ class TestAppend:
             append(ours, b"a", number=0, expect=0)
         assert content(theirs) == [(0, b"theirs")]
 
+    @pytest.mark.matrix
     def test_a_writer_that_was_forgotten_while_its_answer_was_lost_gets_an_error_and_no_duplicate(
         self, ours: ObjectLog, theirs: ObjectLog, line: FaultyStore
     ) -> None:

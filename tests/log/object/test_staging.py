@@ -203,6 +203,7 @@ def test_too_many_batches_for_one_commit_are_refused(place: Place) -> None:
         append.commit([batch] * (MOST_BATCHES + 1), upto=1)
 
 
+@pytest.mark.matrix
 def test_a_large_group_leaves_a_small_head(place: Place) -> None:
     append = place.append()
     batches = [batch for number in range(1000) for batch in append.write([rows(b"%d" % number)])]
@@ -260,6 +261,7 @@ def test_a_death_at_any_request_of_a_commit_loses_and_doubles_nothing(after: boo
     assert deaths >= 5
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("path", ["staged/", "batches/", "head"])
 def test_lost_answers_and_failures_lose_and_double_nothing(path: str) -> None:
     for times in (1, 3):
@@ -316,6 +318,7 @@ def test_a_source_may_begin_with_a_large_number(place: Place) -> None:
     place.check()
 
 
+@pytest.mark.matrix
 def test_a_commit_of_another_run_is_told_from_a_repeated_one_while_the_log_has_it(place: Place) -> None:
     ours, others = replace(place.append(), run="ours"), replace(place.append(), run="others")
     receipt = ours.commit(ours.write([rows(b"a")]), upto=1)

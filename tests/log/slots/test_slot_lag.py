@@ -50,6 +50,7 @@ def sizes(log: ObjectLog) -> list[int]:
     return [span.size for span in log.plan(log.start())]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("position", some([0, 1, CHUNK, CHUNK + 7, TOTAL - 1, TOTAL], 3))
 def test_lag_is_exact_in_records_bytes_and_time(log: ObjectLog, position: int):
     log.slots.create("a", position)
@@ -75,6 +76,7 @@ def test_two_slots_at_the_same_place_retain_nothing_alone(log: ObjectLog):
     assert all(one.pins_floor for one in stand(log).values())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("retention", some(["forever", "consumed", "age:200s", "bytes:9000", "age:1s", "bytes:1"], 3))
 @pytest.mark.parametrize("position", some([0, 20, 150, TOTAL], 1))
 def test_the_next_trim_is_foretold_exactly(log: ObjectLog, retention: str, position: int):

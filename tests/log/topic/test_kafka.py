@@ -312,6 +312,7 @@ def test_a_message_too_large_for_the_configuration_lets_none_of_its_companions_t
     assert topic.bounds(0) == Bounds(0, 0)
 
 
+@pytest.mark.matrix
 def test_while_the_broker_is_away_a_publish_gives_up_in_time_and_lands_no_more() -> None:
     with MockCluster() as cluster:
         cluster.create("events", 1)

@@ -47,6 +47,7 @@ def test_a_verification_by_executors_finds_the_same(spark: SparkSession, log: sl
     assert there.verification.examined["records"] == here.verification.examined["records"] == 90
 
 
+@pytest.mark.matrix
 def test_a_snapshot_by_executors_has_the_same_state(spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path) -> None:
     there, here = (
         sl.bulk.build_snapshot(log, tmp_path / name, pool=pool, scratch=tmp_path / f"{name}-scratch", group_bytes=400)
@@ -99,6 +100,7 @@ def test_a_table_is_rebuilt_by_executors_and_followed_from_there(
     assert (done.is_clean, sl.DeltaSink(place, mode=mode).cursor(log.log_id)) == (True, log.end())
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["latest", "append", pytest.param("history", marks=pytest.mark.matrix)])
 def test_a_new_table_is_built_from_an_offset_of_both_tiers_and_followed_from_there(
     spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path, mode: Any
@@ -139,6 +141,7 @@ class Forgets:
         return rows.slice(1)
 
 
+@pytest.mark.matrix
 def test_rows_that_executors_lost_are_never_committed(
     spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path
 ) -> None:
@@ -154,6 +157,7 @@ def test_rows_that_executors_lost_are_never_committed(
     assert sl.spark.rebuild(spark, log, sink, place="executors").next == 100
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", some(["append", "latest"], 1))
 def test_a_table_of_a_transform_that_spark_runs_is_rebuilt_by_it(
     spark: SparkSession, log: sl.log.ObjectLog, tmp_path: Path, mode: Any
@@ -217,6 +221,7 @@ def test_another_version_of_the_package_on_executors_is_refused(
         list(ExecutorPool(spark).run([dict], "a job"))
 
 
+@pytest.mark.matrix
 def test_executors_copy_a_backlog_and_compact_and_the_command_does_the_same(
     spark: SparkSession, log: sl.log.ObjectLog
 ) -> None:

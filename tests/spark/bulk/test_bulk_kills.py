@@ -40,6 +40,7 @@ def read(log: sl.log.ObjectLog) -> pa.Table:
         return pa.Table.from_batches(list(both.read()))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("pool", ["put"], indirect=True)
 def test_an_export_that_loses_a_worker_is_whole(pool: KillingPool, log: sl.log.ObjectLog, tmp_path: Path) -> None:
     done = sl.bulk.export(log, tmp_path / "there", pool=pool, part_bytes=1)

@@ -59,6 +59,7 @@ def written(url: str) -> list[bytes]:
         return [value for batch in log.read("beginning") for value in batch.column("value").to_pylist()]
 
 
+@pytest.mark.matrix
 def test_a_job_into_a_node_is_there_once_and_in_order(spark: SparkSession, node: sl.node.Primary, outbox: str) -> None:
     for _ in range(2):
         save(numbers(spark, 0, 300), node.url, outbox, job="first")
@@ -196,6 +197,7 @@ def test_a_write_ahead_log_is_written_by_the_driver(spark: SparkSession, tmp_pat
     assert written(url) == text(0, 50)
 
 
+@pytest.mark.matrix
 def test_what_cannot_be_is_one_sentence(
     spark: SparkSession, node: sl.node.Primary, tmp_path: Path, outbox: str
 ) -> None:

@@ -83,6 +83,7 @@ def test_all_columns_of_a_record_can_be_written_and_read_again(spark: SparkSessi
         assert (second["key"], second["value"], second["headers"]) == (None, None, None)
 
 
+@pytest.mark.matrix
 def test_a_typed_log_takes_the_fields_of_its_values_as_columns(spark: SparkSession, tmp_path: Path) -> None:
     schema = pa.schema({"id": pa.int64(), "name": pa.string()})
     log = sl.open(f"file://{tmp_path}/typed", create=True, value=sl.Json(schema))
@@ -95,6 +96,7 @@ def test_a_typed_log_takes_the_fields_of_its_values_as_columns(spark: SparkSessi
     assert "id" in str(error)
 
 
+@pytest.mark.matrix
 def test_a_job_with_a_name_is_in_the_log_once(spark: SparkSession, log: ObjectLog) -> None:
     save(numbers(spark, 0, 10), log, job="load")
     save(numbers(spark, 0, 10, partitions=7), log, job="load")
@@ -128,6 +130,7 @@ def test_the_number_of_a_job_may_be_a_time(spark: SparkSession, log: ObjectLog) 
     assert "number is at most" in str(error)
 
 
+@pytest.mark.matrix
 def test_a_conditional_job_is_written_only_at_the_expected_end(spark: SparkSession, log: ObjectLog) -> None:
     save(numbers(spark, 0, 4), log, expectedOffset=0)
     error = refused(lambda: save(numbers(spark, 4, 6), log, expectedOffset=3))
@@ -136,6 +139,7 @@ def test_a_conditional_job_is_written_only_at_the_expected_end(spark: SparkSessi
     assert values(log) == text(0, 6)
 
 
+@pytest.mark.matrix
 def test_a_job_that_fails_writes_nothing_and_can_be_repeated(spark: SparkSession, log: ObjectLog) -> None:
     def broken(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -157,6 +161,7 @@ def test_an_empty_job_writes_nothing(spark: SparkSession, log: ObjectLog) -> Non
     assert values(log) == []
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("write", "says"),
     some(
@@ -192,6 +197,7 @@ def test_what_cannot_be_written_is_refused_with_one_sentence(
     assert values(log) == []
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "time", some(["1763392000123L", "timestamp_ntz '2026-01-02 03:04:05'", "date '2026-01-02'"], 1)
 )
@@ -239,6 +245,7 @@ def same(source: ObjectLog, log: ObjectLog) -> None:
     check(log)
 
 
+@pytest.mark.matrix
 def test_a_stream_from_log_to_log_is_exact_over_restarts(
     spark: SparkSession, source: ObjectLog, log: ObjectLog, tmp_path: Path
 ) -> None:
@@ -249,6 +256,7 @@ def test_a_stream_from_log_to_log_is_exact_over_restarts(
     same(source, log)
 
 
+@pytest.mark.matrix
 def test_a_micro_batch_that_spark_repeats_after_a_crash_is_written_once(
     spark: SparkSession, source: ObjectLog, log: ObjectLog, tmp_path: Path
 ) -> None:
@@ -263,6 +271,7 @@ def test_a_micro_batch_that_spark_repeats_after_a_crash_is_written_once(
     same(source, log)
 
 
+@pytest.mark.matrix
 def test_a_checkpoint_that_is_older_than_the_log_ends_the_stream_and_loses_nothing(
     spark: SparkSession, source: ObjectLog, log: ObjectLog, tmp_path: Path
 ) -> None:
@@ -276,6 +285,7 @@ def test_a_checkpoint_that_is_older_than_the_log_ends_the_stream_and_loses_nothi
     same(source, log)
 
 
+@pytest.mark.matrix
 def test_two_streams_with_one_name_lose_nothing_silently(spark: SparkSession, log: ObjectLog, tmp_path: Path) -> None:
     """Both are at the same micro-batch, with the same number of rows."""
     other = new_log(tmp_path, "other")

@@ -64,6 +64,7 @@ def test_one_record_is_one_row(spark, tmp_path):
     assert [(row.key, row.value) for row in load(spark, log).collect()] == [(b"k", b"v")]
 
 
+@pytest.mark.matrix
 def test_one_huge_record_among_small_ones_comes_through_whole(spark, tmp_path):
     log = new_log(tmp_path)
     size = 64 << 20
@@ -112,6 +113,7 @@ def test_many_batches_are_read_in_parallel_and_each_once(spark, tmp_path):
 # --- what cannot be read ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("schema", "sentence"),
     [("colour STRING", "no column 'colour'"), ("value STRING", "'value' of a log is BINARY, not STRING")],
@@ -123,12 +125,14 @@ def test_a_wrong_schema_is_refused_in_one_sentence(spark, tmp_path, schema, sent
     assert sentence in str(error)
 
 
+@pytest.mark.matrix
 def test_a_place_without_a_log_is_named(spark, tmp_path):
     error = reason(lambda: load(spark, f"file://{tmp_path}/nothing").collect())
     assert isinstance(error, NotALog)
     assert f"{tmp_path}/nothing" in str(error)
 
 
+@pytest.mark.matrix
 def test_a_log_of_a_newer_format_asks_for_an_upgrade(spark, tmp_path):
     log = new_log(tmp_path)
     identity = tmp_path / "log" / "log.json"
@@ -144,6 +148,7 @@ def damaged(file: Path) -> None:
     file.write_bytes(data)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("harm", "kind"), [(damaged, CorruptData), (Path.unlink, NotFound)])
 def test_a_harmed_batch_is_named_by_object(spark, tmp_path, harm, kind: type[StrandlineError]):
     log = new_log(tmp_path)
@@ -161,6 +166,7 @@ def test_the_front_leads_to_spark(spark):
     assert sl.spark.StrandlineDataSource.name() == "strandline"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_wrong_option_is_one_sentence_in_the_driver_before_any_job(spark, tmp_path, streaming):
     log = new_log(tmp_path)

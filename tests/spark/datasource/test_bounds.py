@@ -58,6 +58,7 @@ def iso(seconds: int) -> str:
     return datetime.fromtimestamp(NOW / SECOND + seconds, UTC).isoformat()
 
 
+@pytest.mark.matrix
 def test_batches_without_a_record_of_these_times_are_not_read(spark: SparkSession, log: ObjectLog) -> None:
     bounds = {"timestampFrom": iso(3630), "timestampBefore": iso(3 * 3600)}
     assert keys(spark, log, **bounds) == ["b1", "c0", "c1"]
@@ -89,6 +90,7 @@ def test_times_outside_the_calendar_do_not_end_a_query_of_the_cold_tier(tmp_path
         assert found == ([b"far", b"now"] if "timestampFrom" in options else [b"now"])
 
 
+@pytest.mark.matrix
 def test_row_groups_of_the_cold_tier_are_skipped_by_their_statistics(spark: SparkSession, tmp_path: Path) -> None:
     log = new_tiered(tmp_path)
     with log.producer(linger=0) as producer:
@@ -106,6 +108,7 @@ def test_row_groups_of_the_cold_tier_are_skipped_by_their_statistics(spark: Spar
     assert len(keys(spark, found, timestampFrom=iso(5 * 3600))) == 50
 
 
+@pytest.mark.matrix
 def test_a_query_begins_and_ends_at_times_of_listing(spark: SparkSession, log: ObjectLog) -> None:
     between = datetime.now(UTC)
     while datetime.now(UTC) <= between:
@@ -185,6 +188,7 @@ def test_the_slot_of_a_stream_pins_what_it_needs_and_follows_its_commits(
         again.stop()
 
 
+@pytest.mark.matrix
 def test_a_run_moves_its_slot_behind_the_last_run_also_without_new_records(
     spark: SparkSession, log: ObjectLog, tmp_path: Path
 ) -> None:
@@ -230,6 +234,7 @@ def test_a_stream_whose_slot_another_one_claims_ends(spark: SparkSession, log: O
         second.stop()
 
 
+@pytest.mark.matrix
 def test_an_invalidated_slot_ends_the_stream_with_the_remedy_which_helps(
     spark: SparkSession, log: ObjectLog, tmp_path: Path
 ) -> None:

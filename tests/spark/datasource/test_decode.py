@@ -150,6 +150,7 @@ def test_a_session_reads_decoded_values_in_batch_and_in_streams(spark: SparkSess
         failing.select("id").collect()
 
 
+@pytest.mark.matrix
 def test_executors_write_the_columns_that_the_log_names_also_after_a_new_version(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def planned(spark, log: ObjectLog, **options: str):
     return rows
 
 
+@pytest.mark.matrix
 def test_records_held_by_a_planned_query_exist_when_it_runs(spark, log):
     rows = planned(spark, log, hold="1h")
     consume(log, 40)

@@ -76,6 +76,7 @@ def compact(log: ObjectLog) -> None:
         assert len(tierer.compact(everything=True).replaced) == BATCHES
 
 
+@pytest.mark.matrix
 def test_tasks_that_were_planned_before_a_compaction_read_what_they_planned(
     cold: ObjectLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:

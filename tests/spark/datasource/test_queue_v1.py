@@ -57,6 +57,7 @@ def test_a_damaged_or_missing_batch_is_named_and_an_empty_queue_is_an_empty_tabl
     assert load(spark, open_queue(str(tmp_path / "nothing"))).collect() == []
 
 
+@pytest.mark.matrix
 def test_a_stream_reads_batch_by_batch_goes_on_behind_its_checkpoint_and_notices_a_loss(spark, queue, tmp_path):
     runs: list[list[int]] = []
 

@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 from uuid import UUID
 
+import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -28,6 +29,7 @@ def write(path: Path, start: int, count: int, term: int = 0) -> list[dict[str, o
     return batches[0].to_pylist()
 
 
+@pytest.mark.matrix
 def test_spark_reads_segments_as_any_parquet_file(spark: SparkSession, tmp_path: Path) -> None:
     expected = write(tmp_path / "a.parquet", 0, 3000) + write(tmp_path / "b.parquet", 3000, 500)
     frame = spark.read.parquet(str(tmp_path))
@@ -53,6 +55,7 @@ def test_spark_reads_segments_as_any_parquet_file(spark: SparkSession, tmp_path:
         assert row["headers"] == wanted["headers"]
 
 
+@pytest.mark.matrix
 def test_spark_finds_offsets_times_and_keys_by_their_statistics(spark: SparkSession, tmp_path: Path) -> None:
     expected = write(tmp_path / "a.parquet", 0, 20_000)
     frame = spark.read.parquet(str(tmp_path))

@@ -58,12 +58,14 @@ def test_a_restart_goes_on_behind_its_checkpoint(spark, log, tmp_path):
     assert Run(spark, log, tmp_path / "point").offsets == list(range(50, 60))
 
 
+@pytest.mark.matrix
 def test_a_stream_from_now_on_sees_only_what_comes(spark, log, tmp_path):
     assert Run(spark, log, tmp_path / "point", startingOffset="latest").offsets == []
     append(log, numbered(50, 3))
     assert Run(spark, log, tmp_path / "point", startingOffset="latest").offsets == [50, 51, 52]
 
 
+@pytest.mark.matrix
 def test_a_stream_from_now_on_goes_on_after_its_first_batch_failed(spark, log, tmp_path, monkeypatch):
     def fail(run: Run, frame, batch_id: int) -> None:
         raise RuntimeError(f"batch {batch_id}")
@@ -76,6 +78,7 @@ def test_a_stream_from_now_on_goes_on_after_its_first_batch_failed(spark, log, t
     assert Run(spark, log, tmp_path / "point", startingOffset="latest").offsets == [50, 51, 52]
 
 
+@pytest.mark.matrix
 def test_an_empty_log_is_an_empty_stream(spark, tmp_path):
     assert Run(spark, new_log(tmp_path, "empty")).offsets == []
 
@@ -92,6 +95,7 @@ def test_lost_records_end_the_query_or_are_skipped_as_asked(spark, log, tmp_path
     assert Run(spark, log, point, failOnDataLoss="false").offsets == list(range(30, 50))
 
 
+@pytest.mark.matrix
 def test_another_log_behind_an_old_checkpoint_is_diverged(spark, log, tmp_path):
     Run(spark, log, tmp_path / "point")
     other = new_log(tmp_path, "other")
@@ -101,6 +105,7 @@ def test_another_log_behind_an_old_checkpoint_is_diverged(spark, log, tmp_path):
     assert isinstance(unwrapped(caught.value), Diverged)
 
 
+@pytest.mark.matrix
 def test_a_log_restored_from_a_copy_behind_an_old_checkpoint_is_diverged(spark, log, tmp_path):
     place = Path(log.url.removeprefix("file://"))
     shutil.copytree(place, tmp_path / "backup")
@@ -115,6 +120,7 @@ def test_a_log_restored_from_a_copy_behind_an_old_checkpoint_is_diverged(spark, 
     assert "restored from a copy" in str(unwrapped(caught.value))
 
 
+@pytest.mark.matrix
 def test_the_progress_shows_the_lag_of_the_query(spark, log):
     run = Run(spark, log, maxBatchesPerTrigger="2")
     source = run.query.recentProgress[0]["sources"][0]

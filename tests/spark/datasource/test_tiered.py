@@ -154,6 +154,7 @@ def test_a_batch_query_reads_both_tiers_and_each_record_once(spark, log):
     assert rows(load(spark, log)) == everything(log).to_pylist()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "places",
     partly(
@@ -297,6 +298,7 @@ class Killed(Exception):
     """Stands for a driver that died."""
 
 
+@pytest.mark.matrix
 def test_a_table_is_built_from_the_beginning_exactly_once_though_drivers_die_and_records_move(spark, log, tmp_path):
     table, both = tmp_path / "table", sl.open(log.url)
     sink = sl.DeltaSink(str(table), mode="append")
@@ -356,6 +358,7 @@ def test_a_read_equals_the_log_record_for_record(spark, tmp_path):
     assert frame.schema == sl.spark.read(spark, log, since=8).schema == sl.spark.read(spark, log, upto=8).schema
 
 
+@pytest.mark.matrix
 def test_a_read_takes_segments_as_far_as_they_go_and_the_rest_from_the_hot_tier(spark, log):
     frame = sl.spark.read(spark, log)
     assert rows(frame) == everything(log).to_pylist()
@@ -375,6 +378,7 @@ def test_a_read_of_every_range_has_exactly_its_records(spark, log):
         assert found == [(n, MANY_CHANGES[n][1]) for n in range(first, end)]
 
 
+@pytest.mark.matrix
 def test_a_read_narrows_to_columns_and_begins_at_cursors_and_times(spark, log):
     both = sl.open(log.url)
     assert sl.spark.read(spark, both, columns=["op"]).groupBy("op").count().count() == 2
@@ -419,6 +423,7 @@ def test_the_same_read_finds_the_same_records_whatever_moves_and_comes_meanwhile
     assert rows(frame) == expected
 
 
+@pytest.mark.matrix
 def test_records_that_move_while_a_read_is_planned_are_read_once(spark, log, monkeypatch, impatient):
     pieces = TieredLog.pieces
 
@@ -433,6 +438,7 @@ def test_records_that_move_while_a_read_is_planned_are_read_once(spark, log, mon
     assert offsets(sl.spark.read(spark, log)) == list(range(END))
 
 
+@pytest.mark.matrix
 def test_a_hundredth_of_the_offsets_costs_few_row_groups(spark, tmp_path):
     log = new_tiered(tmp_path)
     dice = random.Random(3)
@@ -472,6 +478,7 @@ def expiring(monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> Non
     monkeypatch.setattr(reading._Tables, "_by_parquet", then)
 
 
+@pytest.mark.matrix
 def test_a_segment_that_expires_while_a_read_is_planned_is_reported_clearly(spark, log, monkeypatch):
     log.slots.create("s", COLD)
     expiring(monkeypatch, lambda: expire(log))
@@ -479,6 +486,7 @@ def test_a_segment_that_expires_while_a_read_is_planned_is_reported_clearly(spar
         sl.spark.read(spark, log, since=5)
 
 
+@pytest.mark.matrix
 def test_a_segment_that_expires_before_its_lookup_is_reported_when_the_read_is_planned(
     spark, log, monkeypatch, impatient
 ):
@@ -495,12 +503,14 @@ def test_a_segment_that_expires_before_its_lookup_is_reported_when_the_read_is_p
         sl.spark.read(spark, log, since=5)
 
 
+@pytest.mark.matrix
 def test_a_read_from_the_beginning_begins_behind_what_expired_while_it_was_planned(spark, log, monkeypatch):
     log.slots.create("s", COLD)
     expiring(monkeypatch, lambda: expire(log))
     assert offsets(sl.spark.read(spark, log)) == list(range(COLD, END))
 
 
+@pytest.mark.matrix
 def test_a_segment_that_is_lost_is_named_and_not_taken_for_expired(spark, log):
     lost = segment_files(log)[1]
     lost.unlink()
@@ -508,6 +518,7 @@ def test_a_segment_that_is_lost_is_named_and_not_taken_for_expired(spark, log):
         sl.spark.read(spark, log)
 
 
+@pytest.mark.matrix
 def test_a_segment_that_expires_before_a_read_runs_is_an_error_whatever_the_session_ignores(spark, log):
     log.slots.create("s", COLD)
     frame = sl.spark.read(spark, log)
@@ -521,6 +532,7 @@ def test_a_segment_that_expires_before_a_read_runs_is_an_error_whatever_the_sess
     assert ".parquet" in str(caught.value)
 
 
+@pytest.mark.matrix
 def test_a_held_read_pins_its_segments_and_a_failed_one_releases_them(spark, log, monkeypatch):
     frame = sl.spark.read(spark, log, since=25, options={"hold": "1h"})
     (hold,) = [state for state in log.slots.list() if state.expires is not None]
@@ -547,6 +559,7 @@ def test_a_folder_may_be_called_anything(spark, tmp_path):
     assert len(frame.inputFiles()) == len(segment_files(log)) > 0
 
 
+@pytest.mark.matrix
 def test_segments_in_a_store_that_sparks_readers_do_not_reach_are_read_by_the_data_source(
     spark, tmp_path, s3_server: S3Server, s3_place, caplog
 ):
@@ -584,6 +597,7 @@ def test_objects_are_called_as_spark_calls_them(store, path):
 # --- which segments ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 def test_pieces_of_segments_have_every_offset_of_a_range_once(tmp_path):
     log = new_tiered(tmp_path)
     for first, count in itertools.pairwise([0, 1, 2, 5, 6, 9, 10]):

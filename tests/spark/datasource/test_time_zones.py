@@ -62,6 +62,7 @@ def stored(table: pa.Table, time: str, key: str) -> list[tuple[int, bytes | None
 EXPECTED = list(zip(TIMES, KEYS, strict=True))
 
 
+@pytest.mark.matrix
 def test_reads_and_writes_keep_times_and_null_keys(zoned: SparkSession, log: ObjectLog, tmp_path: Path) -> None:
     frame = zoned.read.format("strandline").load(log.url)
     assert seen(frame) == EXPECTED
@@ -70,6 +71,7 @@ def test_reads_and_writes_keep_times_and_null_keys(zoned: SparkSession, log: Obj
     assert stored(all_records(target), "timestamp", "key") == EXPECTED
 
 
+@pytest.mark.matrix
 def test_bounds_are_moments_and_not_wall_times(zoned: SparkSession, log: ObjectLog) -> None:
     def within(**options: str) -> list[int]:
         frame = zoned.read.format("strandline").options(**options).load(log.url)

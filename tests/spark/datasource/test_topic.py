@@ -92,6 +92,7 @@ def run_stream(spark: SparkSession, place: Path, target: Path, **options: str) -
     return [json.loads(progress.json) for progress in query.recentProgress]
 
 
+@pytest.mark.matrix
 def test_a_stream_reads_each_record_of_each_partition_once_over_restarts(
     spark: SparkSession, topic: LogTopic, tmp_path: Path
 ) -> None:

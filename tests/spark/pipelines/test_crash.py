@@ -121,6 +121,7 @@ def test_a_driver_killed_at_every_step_leaves_a_right_table(spark, log, table, m
 # --- workers that die, and jobs that fail ----------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["append", pytest.param("latest", marks=pytest.mark.matrix)])
 def test_a_killed_python_worker_is_replaced_and_the_range_is_applied_once(spark, log, table, tmp_path, mode):
     sink = sl.DeltaSink(str(table), mode=mode, transform=KilledOnce(tmp_path / "killed"))

@@ -68,6 +68,7 @@ def test_a_bad_record_on_an_executor_ends_the_pipeline_with_its_offset(spark, lo
     assert not (tmp_path / "table").exists()
 
 
+@pytest.mark.matrix
 def test_frames_do_the_same_as_jobs_on_rdds(spark, log, tmp_path):
     """As Spark Connect needs them, which has no RDDs."""
     workers = SparkWorkers(spark, "executors")

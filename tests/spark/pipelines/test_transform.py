@@ -54,6 +54,7 @@ def impatience(monkeypatch):
     monkeypatch.setattr(pipeline, "PATIENCE", Backoff(attempts=2, base=0.01, ceiling=0.01))
 
 
+@pytest.mark.matrix
 def test_a_udf_that_raises_is_tried_three_times_and_ends_the_pipeline_with_its_traceback(
     spark, log, tmp_path, monkeypatch
 ):
@@ -180,6 +181,7 @@ def test_a_transform_that_does_not_read_everything_loses_no_dead_letter(spark, l
     assert [row["offset"] for row in rows_of(tmp_path / "table-letters")] == [117]
 
 
+@pytest.mark.matrix
 def test_rows_may_be_multiplied_and_joined_and_keys_derived(spark, log, tmp_path):
     def by_city(frame):
         twice = frame.where("_op = 0").crossJoin(spark.range(2).toDF("copy"))
@@ -303,6 +305,7 @@ def shuffled(spark, log, sink, since=None) -> list[object]:
     return list(written)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["latest", pytest.param("history", marks=pytest.mark.matrix)])
 def test_the_rows_of_many_keyed_parts_are_shuffled(spark, log, tmp_path, mode, monkeypatch):
     monkeypatch.setattr(layout, "FEW_SHARES", 16)

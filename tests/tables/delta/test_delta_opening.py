@@ -50,6 +50,7 @@ def test_a_trigger_opens_the_table_once(tmp_path: Path, opened: list[str]) -> No
         assert len(opened) == 1  # after the commit, which it proves
 
 
+@pytest.mark.matrix
 def test_a_new_table_has_a_checkpoint_every_twenty_commits(tmp_path: Path) -> None:
     sink = DeltaSink(str(tmp_path / "table"))
     for offset in range(45):
@@ -96,6 +97,7 @@ def test_a_commit_whose_process_died_before_its_sync_is_synced_before_its_cursor
     assert any(name.endswith(".parquet") for name in disk.synced)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("rest", [None, 0, 100])
 def test_a_damaged_checkpoint_is_an_error_that_says_how_the_table_can_be_opened_again(
     tmp_path: Path, rest: int | None

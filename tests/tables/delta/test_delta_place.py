@@ -60,6 +60,7 @@ def test_a_table_within_the_prefix_of_another_one_is_refused(prefix: Prefix, nam
     prefix.follow("outer-too")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("inner", ["table", "log"])
 def test_a_table_around_other_objects_is_refused(prefix: Prefix, inner: str) -> None:
     if inner == "table":
@@ -91,6 +92,7 @@ def test_what_a_failed_creation_left_is_no_obstacle(prefix: Prefix) -> None:
     prefix.follow("table")
 
 
+@pytest.mark.matrix
 def test_prefixes_above_that_may_not_be_read_are_not_looked_at_and_a_failing_store_is_no_answer(
     tmp_path: Path, s3_server: S3Server, s3_url: str, s3_proxy: FaultyProxy
 ) -> None:

@@ -200,6 +200,7 @@ def test_a_follower_killed_between_any_two_steps_leaves_a_right_table(world):
     world.check(len(world.rows))
 
 
+@pytest.mark.matrix
 def test_a_follower_killed_before_its_commit_leaves_nothing_of_it(tmp_path):
     world = World(tmp_path, "sqlite", "append")
     world.extend(4)

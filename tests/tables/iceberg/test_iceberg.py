@@ -393,6 +393,7 @@ def mostly_in_the_matrix(name, kinds, default):
 CHANGES = [rolled_back, rows_added, overwritten, rows_deleted, created_again, column_added, partitioned]
 
 
+@pytest.mark.matrix
 @mostly_in_the_matrix("change", [*CHANGES, dropped], [rolled_back, rows_added, created_again, column_added, dropped])
 def test_a_running_follower_stops_at_a_table_that_others_changed(catalog, change):
     sink = sl.IcebergSink(catalog, "shop.orders")
@@ -585,6 +586,7 @@ def test_a_crash_at_any_step_leaves_the_table_at_its_cursor_or_behind_the_range(
     assert latest_of(catalog) == {b"a": b"2", b"b": b"3"}
 
 
+@pytest.mark.matrix
 def test_manifests_do_not_grow_with_the_number_of_commits(catalog):
     sink = sl.IcebergSink(catalog, "shop.orders")
     counts = []

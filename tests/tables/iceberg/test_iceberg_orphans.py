@@ -84,6 +84,7 @@ def names(written: Any) -> set[str]:
     return {file.path.rpartition("/")[2] for one in written for file in one.added}
 
 
+@pytest.mark.matrix
 def test_files_of_a_job_that_lost_its_number_are_removed_after_the_grace_period(place: Place) -> None:
     place.follow()
     _, written = place.begun()
@@ -186,6 +187,7 @@ def in_a_month() -> ManualClock:
     return ManualClock(now=CLOCK.now() + 30 * DAY * 1_000_000)
 
 
+@pytest.mark.matrix
 def test_files_of_a_renamed_table_stay_though_another_one_is_at_its_location(place: Place) -> None:
     for _ in range(2):
         place.follow()
@@ -211,6 +213,7 @@ def test_files_of_a_job_that_creates_the_table_again_stay(place: Place) -> None:
     place.check()
 
 
+@pytest.mark.matrix
 def test_a_table_that_goes_back_while_snapshots_expire_keeps_its_snapshot(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +239,7 @@ def test_a_table_that_goes_back_while_snapshots_expire_keeps_its_snapshot(
     assert load("shop.orders").scan().to_arrow().num_rows
 
 
+@pytest.mark.matrix
 def test_snapshots_expire_beside_a_follower_that_commits(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         place.follow()
@@ -272,6 +276,7 @@ def test_a_snapshot_that_was_rolled_back_just_now_keeps_its_files(place: Place) 
     assert rows.num_rows
 
 
+@pytest.mark.matrix
 def test_a_file_that_another_vacuum_removes_meanwhile_is_no_error(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ class TestRestCatalog(TableContract):
         return offsets_of(sink.server)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("fault", some([500, "reset", 502, 503, 504], 2))
 @pytest.mark.parametrize("landed", [True, False])
 def test_a_commit_whose_answer_was_lost_is_found_by_its_snapshot(
@@ -93,6 +94,7 @@ def test_a_commit_whose_answer_was_lost_is_found_by_its_snapshot(
     assert sl.tables.verify(sink_of(server), log).is_clean
 
 
+@pytest.mark.matrix
 def test_a_commit_on_an_older_state_is_refused_by_the_catalog_and_the_follower_is_fenced(
     server: RestCatalogServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +116,7 @@ def test_a_commit_on_an_older_state_is_refused_by_the_catalog_and_the_follower_i
     assert offsets_of(server) == list(range(9))
 
 
+@pytest.mark.matrix
 def test_of_two_followers_that_create_a_table_one_does(
     server: RestCatalogServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +144,7 @@ def test_a_table_that_is_dropped_while_it_is_followed_is_diverged(server: RestCa
         sink.apply(changes(1, (b"b", b"2")), since=upto, upto=upto.at(2))
 
 
+@pytest.mark.matrix
 def test_a_catalog_that_is_down_is_tried_again_later(tmp_path: Path) -> None:
     log = filled(6)
     with RestCatalogServer(str(tmp_path)) as server:

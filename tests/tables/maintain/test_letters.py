@@ -68,6 +68,7 @@ def told(place: Any, log: MemoryLog, value: Any = NARROW) -> list[int]:
     return found
 
 
+@pytest.mark.matrix
 def test_a_letter_is_listed_with_the_commit_of_its_rows_after_a_crash_between_both(
     place: Any, log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +110,7 @@ def stored(place: Any, log: MemoryLog) -> list[int]:
     return sorted(offset for offsets in files for offset in offsets)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["append", "latest"])
 @pytest.mark.parametrize("place", ["delta", "iceberg"], indirect=True)
 def test_a_letter_whose_record_got_a_row_from_a_corrected_sink_after_a_crash_is_removed(
@@ -150,6 +152,7 @@ def told_cursor(place: Any, log: MemoryLog) -> int:
     return int(at.next)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("place", ["delta", "iceberg"], indirect=True)
 def test_letters_that_cannot_be_removed_behind_a_commit_are_removed_by_the_next_replay(
     place: Any, log: MemoryLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -208,6 +211,7 @@ def test_the_letter_of_another_log_at_an_offset_is_not_taken_for_the_own_one_aft
     assert {row["offset"] for row in rows if b'"n"' in row["value"]} == {*range(2, 10)}
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["append", "latest"])
 def test_a_rebuild_with_a_corrected_schema_removes_the_letters_of_the_rows_that_it_made(
     place: Any, log: MemoryLog, mode: str

@@ -157,6 +157,7 @@ def modes(place):
     return ("latest", "append", "history") if isinstance(place, Iceberg) else ("latest", "append")
 
 
+@pytest.mark.matrix
 def test_a_table_is_followed_and_built_again_only_with_the_key_that_it_was_made_with(place, log):
     options = {"value": sl.Json(ORDER)}
     sl.follow(log, place.sink(key="city", **options), upto="end")
@@ -217,6 +218,7 @@ def test_a_table_that_began_in_the_middle_is_verified_and_rebuilt_from_there(pla
     assert verify(sink, log).is_clean
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["append", "latest"])
 def test_values_of_a_wider_schema_that_a_table_cannot_hold_are_named(place, log, mode):
     narrow = sl.Json(pa.schema({"id": pa.int32(), "city": pa.string()}))
@@ -259,6 +261,7 @@ def test_values_that_are_too_wide_for_a_column_are_named():
     assert narrowed(rows.slice(0, 1), pa.schema({"id": pa.int32()})).schema == pa.schema({"id": pa.int32()})
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["append", "latest", "history"])
 def test_a_table_is_compared_after_its_log_has_evolved_and_before_it_has_new_records(place, tmp_path, mode):
     if mode not in modes(place):
@@ -276,6 +279,7 @@ def test_a_table_is_compared_after_its_log_has_evolved_and_before_it_has_new_rec
     assert verify(place.sink(mode=mode, value="log"), log).rows == 2
 
 
+@pytest.mark.matrix
 def test_a_follower_that_adds_a_column_while_a_comparison_begins_makes_no_difference(place, tmp_path, monkeypatch):
     log = sl.open(tmp_path / "log", create=True, value=sl.Json(pa.schema({"id": pa.int32()})))
     with log.producer() as producer:
@@ -306,6 +310,7 @@ def test_a_rebuild_refuses_a_table_of_another_log(place, log):
     assert verify(place.sink(value=sl.Json(ORDER)), log).is_clean
 
 
+@pytest.mark.matrix
 def test_a_rebuild_stores_each_dead_letter_once(place):
     log = MemoryLog()
     with log.producer() as producer:
@@ -324,6 +329,7 @@ def test_a_rebuild_stores_each_dead_letter_once(place):
         assert found == [(1,), (3,)]
 
 
+@pytest.mark.matrix
 def test_files_of_an_iceberg_table_are_joined_and_snapshots_expire_but_for_the_proof(tmp_path, log):
     place = Iceberg(tmp_path)
     sink = place.sink(mode="append", value=sl.Json(ORDER))
@@ -411,6 +417,7 @@ def test_addresses_that_name_no_table_and_passwords_are_refused(tmp_path):
         existing(f"sqlite:{tmp_path}/x.db#orders")
 
 
+@pytest.mark.matrix
 def test_the_command_line_looks_after_a_table_in_sqlite_and_in_an_iceberg_catalog(tmp_path, monkeypatch):
     log = sl.open(str(tmp_path / "log"), create=True)
     with log.producer() as producer:

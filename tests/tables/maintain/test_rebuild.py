@@ -172,6 +172,7 @@ def test_a_table_that_is_absent_is_built_from_a_start(place: Any, log: MemoryLog
     assert verify(place.sink(mode="append", value=VALUE), log).is_clean
 
 
+@pytest.mark.matrix
 def test_a_start_that_was_trimmed_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     log = sl.open(f"{tmp_path}/log", create=True, retention="consumed")
     assert isinstance(log, sl.log.ObjectLog)
@@ -214,6 +215,7 @@ def lossy(monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
     monkeypatch.setattr(parts_module, "write_file", lambda files, name, rows: write(files, name, rows.slice(1)))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", some(["latest", "append"], 1))
 def test_rows_that_are_not_those_of_the_log_never_become_visible(
     place: Any, log: MemoryLog, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -399,6 +401,7 @@ def restored_by(how: str, address: str, version: int, moment: datetime | None = 
         commit.write_text("\n".join(map(json.dumps, actions)))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("how", ["version", "time", "time of Spark"])
 def test_a_delta_table_that_another_restores_has_the_start_of_its_rows(
     tmp_path: Path, log: MemoryLog, how: str
@@ -480,6 +483,7 @@ def test_a_restore_that_names_itself_is_no_endless_search(tmp_path: Path, log: M
 # --- SQL: rows in pieces ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("options", some([{}, {"soft_deletes": True}, {"key": "city"}, {"mode": "append"}], 1), ids=str)
 @pytest.mark.parametrize("place", some(["sqlite", "postgres"], 1), indirect=True)
 def test_a_database_compares_rows_that_arrive_in_pieces(
@@ -510,6 +514,7 @@ def test_many_differences_are_counted_and_the_first_are_shown(place: Any, log: M
     assert (found.rows, found.missing, found.extra, len(found.first)) == (30, 24, 24, 10)
 
 
+@pytest.mark.matrix
 def test_the_share_of_bad_records_is_that_of_the_whole_rebuild(place: Any, tmp_path: Path) -> None:
     log = sl.open(f"{tmp_path}/log", create=True)
     for value in (b"bad", b'{"id": 1}', b'{"id": 2}'):
@@ -541,6 +546,7 @@ def to_cold(log: sl.log.ObjectLog) -> None:
     log.trim(grace=0)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", some(["latest", "append"], 1))
 def test_a_table_is_built_from_both_tiers(tmp_path: Path, mode: Any) -> None:
     log = tiered(tmp_path)
@@ -556,6 +562,7 @@ def test_a_table_is_built_from_both_tiers(tmp_path: Path, mode: Any) -> None:
             assert sorted(sink.rows().column("offset").to_pylist()) == list(range(17, 50))
 
 
+@pytest.mark.matrix
 def test_records_that_move_to_the_cold_tier_while_they_are_read_are_found_there(tmp_path: Path) -> None:
     log = tiered(tmp_path)
     moves: list[Callable[[], None]] = [lambda: to_cold(log)]
@@ -578,6 +585,7 @@ def test_records_that_move_to_the_cold_tier_while_they_are_read_are_found_there(
         assert sorted(sink.rows().column("offset").to_pylist()) == list(range(3, 40))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("step", some(["compared", "clear"], 1))
 def test_records_that_move_to_the_cold_tier_while_a_database_is_filled_are_found_there(
     tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
@@ -626,6 +634,7 @@ def trimmed_at(step: str, log: sl.log.ObjectLog, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Rebuild, step, late)
 
 
+@pytest.mark.matrix
 def test_what_a_rebuild_reads_is_not_trimmed_meanwhile_and_its_pin_ends_with_it(
     place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -643,6 +652,7 @@ def test_what_a_rebuild_reads_is_not_trimmed_meanwhile_and_its_pin_ends_with_it(
     assert log.bounds().first == 20
 
 
+@pytest.mark.matrix
 def test_a_rebuild_that_fails_ends_its_pin_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = consumed_log(tmp_path)
     with monkeypatch.context() as broken:
@@ -652,6 +662,7 @@ def test_a_rebuild_that_fails_ends_its_pin_too(tmp_path: Path, monkeypatch: pyte
     assert [state.name for state in log.slots.list()] == ["orders"]
 
 
+@pytest.mark.matrix
 def test_the_slot_of_the_follower_pins_what_comes_behind_a_rebuild_before_that_is_committed(
     place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -672,6 +683,7 @@ def test_the_slot_of_the_follower_pins_what_comes_behind_a_rebuild_before_that_i
     assert len(content(found)) == 20
 
 
+@pytest.mark.matrix
 def test_a_follower_that_starts_during_a_rebuild_does_not_move_its_slot_past_the_new_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -692,6 +704,7 @@ def test_a_follower_that_starts_during_a_rebuild_does_not_move_its_slot_past_the
     assert sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append"), "new", upto="end").next == 20
 
 
+@pytest.mark.matrix
 def test_a_follower_that_claims_its_slot_during_a_rebuild_cannot_move_it_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -712,6 +725,7 @@ def test_a_follower_that_claims_its_slot_during_a_rebuild_cannot_move_it_afterwa
     assert log.slots.get("new").position == 15
 
 
+@pytest.mark.matrix
 def test_the_slot_of_a_rebuild_that_was_killed_is_kept_by_the_next_one(tmp_path: Path) -> None:
     log = consumed_log(tmp_path)
     log.slots.create("new", 12, lifetime=NEWCOMER_SECONDS)
@@ -768,6 +782,7 @@ def test_a_table_is_no_copy_of_itself(tmp_path: Path, log: MemoryLog, monkeypatc
             existing(one, value=VALUE, into=other)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("is_into_sql", [False, True])
 def test_a_table_like_another_may_have_another_format(tmp_path: Path, log: MemoryLog, is_into_sql: bool) -> None:
     with log.producer() as producer:
@@ -790,6 +805,7 @@ def _only_c1(rows: pa.Table) -> pa.Table:
     return rows.filter(pc.equal(rows.column("city"), "c1"))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", some(["latest", "append"], 1))
 def test_a_table_of_a_transform_is_neither_written_nor_compared_without_one(
     place: Any, log: MemoryLog, mode: str, tmp_path: Path
@@ -831,6 +847,7 @@ def test_a_value_that_cannot_be_decoded_is_not_called_a_missing_key(tmp_path: Pa
         sl.follow(log, sl.DeltaSink(tmp_path / "table", mode="append", value=VALUE), upto="end")
 
 
+@pytest.mark.matrix
 def test_a_log_whose_schema_evolves_while_a_rebuild_begins_is_decoded_by_the_newest_version(
     place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ def test_whatever_is_replayed_whenever_the_table_is_as_if_it_had_never_been_bad(
     check()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["append", "latest", "history"])
 @pytest.mark.parametrize("step", some(range(6), 2))
 def test_a_crash_at_any_step_is_repaired_by_the_next_replay(
@@ -314,6 +315,7 @@ def test_a_table_that_is_built_again_from_another_log_loses_none_of_its_letters(
     assert place.letters() == [0, 0, 1]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("done", [1, 2, 3])
 @pytest.mark.parametrize("step", ["create", "commit", "_settle"])
 def test_a_table_that_is_built_again_has_each_letter_once_also_after_a_crash_in_its_first_commit(

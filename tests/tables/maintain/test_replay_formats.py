@@ -248,6 +248,7 @@ class Crash(BaseException):
     """The end of a process."""
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", some(["latest", "append"], 1))
 def test_a_crash_at_any_step_is_repaired_by_the_next_replay(place: Place, mode: str) -> None:
     crashed = set()
@@ -318,6 +319,7 @@ def test_a_follower_that_runs_goes_on_after_a_replay(place: Place, mode: str) ->
     place.check()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "options", [{"mode": "append"}, {"mode": "append", "transform": 1}, {"mode": "latest"}], ids=str
 )
@@ -345,6 +347,7 @@ def test_two_replays_at_once_apply_each_letter_once(
     place.check()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", some(["latest", "append"], 1))
 def test_a_record_that_has_no_row_any_more_after_a_rebuild_is_a_letter(place: Place, mode: str) -> None:
     place.options = {"mode": mode}
@@ -361,6 +364,7 @@ def test_a_record_that_has_no_row_any_more_after_a_rebuild_is_a_letter(place: Pl
     place.check()
 
 
+@pytest.mark.matrix
 def test_a_record_that_has_no_row_any_more_after_a_crash_is_a_letter(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -403,6 +407,7 @@ def _as_it_is(changes: pa.Table) -> pa.Table:
     return changes
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("records", some([2, 1, 100], 1))
 def test_a_table_that_was_dropped_and_is_built_again_has_each_letter_once(place: Place, records: int) -> None:
     for row in ((b"a", 1), (b"b", BIG), (b"c", 2), (b"d", b"never"), (b"e", 3)):
@@ -445,6 +450,7 @@ def test_a_replay_leaves_the_letters_alone_that_a_rebuild_has_stored_before_its_
     assert sorted([*rows, *place.letters()]) == [0, 1, 2]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("options", some(SHAPES, 2), ids=lambda options: "-".join(map(str, options.values())))
 def test_letters_of_a_history_that_the_log_lost_are_neither_applied_nor_removed(
     place: Place, options: dict[str, Any]
@@ -490,6 +496,7 @@ def restored(place: Place, step: Callable[[], object]) -> None:
     place.log = sl.open(folder)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("repair", ["rebuild", "drop"])
 def test_a_letter_of_a_lost_history_does_not_stand_for_the_record_that_is_there_now(place: Place, repair: str) -> None:
     """The lost history was longer than the log when the table was built again."""
@@ -515,6 +522,7 @@ def test_a_letter_of_a_lost_history_does_not_stand_for_the_record_that_is_there_
     place.check()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("upto", [None, 0], ids=["whole", "begun again"])
 def test_a_rebuild_with_the_former_schema_while_a_letter_is_removed_leaves_a_row_or_a_letter_of_each_record(
     place: Place, monkeypatch: pytest.MonkeyPatch, upto: int | None

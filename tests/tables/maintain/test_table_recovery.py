@@ -433,6 +433,7 @@ HARMLESS = [
 ]
 
 
+@pytest.mark.matrix
 @alternating("job", HARMLESS)
 def test_maintenance_does_not_stop_a_follower(log, sink, job, meet):
     in_steps(log, sink, 10, 20)
@@ -524,6 +525,7 @@ def test_a_table_of_an_earlier_release_that_others_changed_since_is_diverged(log
 # --- what is durable -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("before", ["_settle", "make_durable"])
 def test_the_commit_that_is_synced_is_ours_also_if_another_job_commits_right_after_it(log, sink, before, monkeypatch):
     from strandline.storage.disk import LocalDisk

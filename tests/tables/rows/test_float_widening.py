@@ -42,6 +42,7 @@ def append(log: Any, codec: Any) -> None:
         producer.append(key=b"k", value=ROW)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("codec", [sl.Json, sl.MessagePack, lambda schema: sl.values.Debezium(sl.Json(schema))])
 @pytest.mark.parametrize("kind", ["delta", "iceberg", "sqlite"])
 def test_rows_that_were_rounded_are_built_again_before_their_column_is_wider(tmp_path, catalog, kind, codec):

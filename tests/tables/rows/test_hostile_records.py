@@ -80,6 +80,7 @@ def appended(records: list[tuple[Any, ...]]) -> Any:
     return log
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("mode", some(["append", "latest"], 1))
 @pytest.mark.parametrize("codec", some([CODEC, None], 1), ids=lambda codec: "bytes" if codec is None else "json")
 def test_no_record_stops_a_follower_with_dead_letters_and_each_letter_is_the_record(

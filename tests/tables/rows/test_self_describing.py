@@ -99,6 +99,7 @@ def test_a_value_that_no_table_can_hold_is_a_dead_letter_and_a_new_field_is_a_co
     assert sink.size().rows == 5
 
 
+@pytest.mark.matrix
 def test_a_column_that_no_data_file_can_have_is_a_dead_letter(make: Callable[..., Any]) -> None:
     log = sl.open(f"memory://{uuid4()}", create=True)
     thin = pa.Array.from_buffers(pa.decimal128(3, 10), 1, [None, pa.py_buffer((7).to_bytes(16, "little"))])
@@ -112,6 +113,7 @@ def test_a_column_that_no_data_file_can_have_is_a_dead_letter(make: Callable[...
     assert sink.size().rows + len(letters(sink, log)) == 6
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("tombstones", ["key", pytest.param(None, marks=pytest.mark.matrix)])
 def test_records_before_the_first_with_the_key_are_dead_letters(make: Callable[..., Any], tombstones: Any) -> None:
     log = sl.open(f"memory://{uuid4()}", create=True)
@@ -129,6 +131,7 @@ def test_records_before_the_first_with_the_key_are_dead_letters(make: Callable[.
     assert sink.size().rows == 2
 
 
+@pytest.mark.matrix
 def test_letters_bring_columns_when_they_are_replayed(make: Callable[..., Any]) -> None:
     log = sl.open(f"memory://{uuid4()}", create=True)
     append(log, number("id"), one(id=pa.array([2]), extra=pa.array(["x"]), name=pa.array(["y"])), number("id", "text"))
@@ -154,6 +157,7 @@ def test_without_dead_letters_a_new_field_is_a_column_and_a_hostile_one_stops_th
         sl.follow(log, sink, upto="end")
 
 
+@pytest.mark.matrix
 def test_the_limit_on_columns_is_that_of_the_table_and_not_of_a_batch(make: Callable[..., Any]) -> None:
     log = sl.open(f"memory://{uuid4()}", create=True)
     for at in range(4):

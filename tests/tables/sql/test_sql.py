@@ -347,6 +347,7 @@ def test_what_postgres_cannot_store_is_a_bad_record(postgres):
     database.close()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "kinds",
     [

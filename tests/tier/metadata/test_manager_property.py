@@ -236,6 +236,7 @@ def shown(done: Counter[str], seeds: range) -> None:
         assert done[what] > len(seeds) / 5, what
 
 
+@pytest.mark.matrix
 def test_every_ready_answer_is_a_full_replay_s(caplog):
     caplog.set_level("CRITICAL")
     shown(lives(range(FEW)), range(FEW))

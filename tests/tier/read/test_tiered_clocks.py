@@ -51,6 +51,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return found
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("target", some([WHOLE, 400], 1))
 @pytest.mark.parametrize("between", [None, WHOLE])
 def test_a_clock_that_was_ahead_is_not_taken_for_another_history(kind: Kind, target: int, between: int | None) -> None:

@@ -90,6 +90,7 @@ def test_after_a_failover_the_new_primary_s_history_replaces_the_old_one_in_the_
         assert values(log) == history("b"), "all of it from segments"
 
 
+@pytest.mark.matrix
 def test_after_a_failover_the_former_primary_s_records_are_not_tiered_over_the_new_one_s(
     copies: dict[str, Path],
 ) -> None:

@@ -76,6 +76,7 @@ def outcome(ask: Callable[[], object]) -> object:
 # --- what is read ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("every", sampled(3))
 def test_every_cursor_gives_the_same_records_within_every_limit(kind: Kind, every: int) -> None:
     tiers = filled(kind)
@@ -92,6 +93,7 @@ def test_every_cursor_gives_the_same_records_within_every_limit(kind: Kind, ever
                 assert len(spans) <= 1 or limit.allows(records=records, size=size, batches=len(spans))
 
 
+@pytest.mark.matrix
 def test_a_limit_is_used_up_across_the_seam(kind: Kind) -> None:
     tiers = filled(kind)
     log = tiers.tiered()
@@ -105,6 +107,7 @@ def test_a_limit_is_used_up_across_the_seam(kind: Kind) -> None:
             assert len(log.plan(log.start(), Limit(bytes=sum(span.size for span in part) - 1))) == max(1, count - 1)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("every", sampled(4))
 def test_an_end_offset_clips_exactly_in_either_tier(kind: Kind, every: int) -> None:
     tiers = filled(kind)
@@ -185,6 +188,7 @@ def test_a_cursor_of_another_term_at_the_very_beginning_of_the_cold_tier_is_judg
         log.plan(Cursor(log.log_id, first, term + 1))
 
 
+@pytest.mark.matrix
 def test_a_newcomer_begins_at_a_time_wherever_that_is(kind: Kind) -> None:
     tiers, whole = filled(kind), Tiers(kind, batches=8, terms=kind == "wal")
     log = tiers.tiered()
@@ -279,6 +283,7 @@ def test_a_consumer_s_slot_pins_the_cold_tier_and_not_the_hot_one(kind: Kind) ->
     assert log.bounds() == Bounds(len(tiers.truth), len(tiers.truth))
 
 
+@pytest.mark.matrix
 def test_a_hold_pins_the_cold_tier_for_its_time() -> None:
     tiers = filled("object")
     tiers.trim()
@@ -323,6 +328,7 @@ def moved(tiers: Tiers) -> None:
     forget_tails()
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("upto", [None, 1])
 def test_a_follower_goes_on_in_the_cold_tier_where_what_it_planned_was_moved(kind: Kind, upto: int | None) -> None:
     tiers = Tiers(kind, batches=8)
@@ -338,6 +344,7 @@ def test_a_follower_goes_on_in_the_cold_tier_where_what_it_planned_was_moved(kin
     assert [(offset, value) for offset, _, value in sink.rows()] == tiers.truth
 
 
+@pytest.mark.matrix
 def test_a_follower_gets_an_error_for_records_that_are_really_missing(kind: Kind) -> None:
     tiers = filled(kind)
     tiers.trim()
@@ -391,6 +398,7 @@ def test_a_plan_that_loses_every_race_says_so(kind: Kind) -> None:
     assert fetched(restless.plan(log.start(), Limit(records=3))) == tiers.truth[:3]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", some(range(3), 1))
 def test_a_consumer_follows_across_the_seam_while_everything_runs(kind: Kind, seed: int) -> None:
     """A follower with a slot, from the beginning, beside a producer, a tierer, retention and trimming."""
@@ -469,6 +477,7 @@ def needs_nothing_old(tiers: Tiers, log: TieredLog) -> None:
     log.slots.drop("new")
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("trouble", some(["no high-water mark", "catching up", "not assigned", "not to be opened"], 2))
 def test_without_the_events_what_is_old_is_not_ready_and_what_is_hot_is_served(kind: Kind, trouble: str) -> None:
     events = Events(PARTITIONS)

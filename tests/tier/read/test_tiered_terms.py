@@ -233,6 +233,7 @@ class Dying:
         self.points += 1
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("part", parts(PARTS, kept=6))
 def test_whatever_dies_while_segments_are_cut_nothing_of_the_log_s_history_is_missing(part: int) -> None:
     base = ten(target=500, hot_from=4)
@@ -269,6 +270,7 @@ def restored(kind: Kind, *, slots: bool = True, hot_from: int = 0, target: int =
     return tiers
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("kind", "slots"), [("wal", True), ("object", True), ("object", False)])
 def test_a_log_restored_from_an_older_copy_is_read_but_not_tiered_before_an_operator_decides(
     kind: Kind, slots: bool
@@ -286,6 +288,7 @@ def test_a_log_restored_from_an_older_copy_is_read_but_not_tiered_before_an_oper
         log.plan(Cursor(log.log_id, 10))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(("kind", "slots"), [("wal", True), ("object", True), ("object", False)])
 @pytest.mark.parametrize("more", some([2, 6, 10], 1))
 def test_a_restored_log_that_grew_differently_within_its_term_is_refused_and_both_histories_are_kept(
@@ -358,12 +361,14 @@ def test_the_cold_tier_is_not_truncated_below_what_the_log_itself_has() -> None:
     assert tiers.segments() == segments
 
 
+@pytest.mark.matrix
 def test_a_restored_log_that_went_on_in_a_new_term_is_tiered_as_it_is() -> None:
     tiers = restored("wal", hot_from=2)
     go_on(tiers, 4, term=2)
     settle(tiers)
 
 
+@pytest.mark.matrix
 def test_a_restored_log_that_grew_within_its_term_and_then_in_a_new_one_is_refused_where_it_parted() -> None:
     tiers = restored("wal", target=EVERYTHING)
     go_on(tiers, 2, term=1)
@@ -377,6 +382,7 @@ def test_a_restored_log_that_grew_within_its_term_and_then_in_a_new_one_is_refus
     settle(tiers)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_newer_copy_of_the_log_is_tiered_on_as_if_nothing_had_been(kind: Kind) -> None:
     tiers = Tiers(kind)
