@@ -6,6 +6,7 @@ So a table can be moved only to a log that has its records at the same offsets.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from os import PathLike
 from typing import Final, cast
@@ -45,8 +46,8 @@ def move_table(sink: MaintainedTable | Address, old: Log | Address, new: Log | A
     Nothing is changed if it raises. ``Unsupported`` if ``new`` has other offsets for what the table holds, because
     other writers appended to one of the logs, or records were skipped: build the table again. Likewise for a Delta or
     Iceberg table with dead letters: replay them before. ``NotReady`` if ``new`` does not have all that the table holds,
-    ``CursorExpired`` if it deleted some of it, ``Diverged`` if the table, or a log, has another history; ``Conflict``
-    if the table's follower commits meanwhile.
+    ``CursorExpired`` if a log deleted too much of it to know, ``Diverged`` if the table, or a log, has another history;
+    ``Conflict`` if the table's follower commits meanwhile.
 
     >>> import tempfile, strandline as sl
     >>> old, new = sl.log.MemoryLog(), sl.log.MemoryLog()
@@ -71,14 +72,15 @@ def _moved(table: MaintainedTable, old: Log, new: Log) -> TableMove:
     except Diverged:
         at = None
     if at is not None:
+        with contextlib.suppress(CursorExpired):
+            new.plan(at, Limit(batches=1))  # refuses a cursor of another history
         return TableMove(at, was_there=True)
     table.meet(old)
     cursor = table.cursor(old.log_id)
     if cursor is None:
         raise NotFound(f"There is no table {table.where}: check the address.")
-    start = table.start()
-    old.plan(cursor, Limit(batches=1))  # refuses a cursor of another history
-    there = _same_place(table.where, old, new, start, cursor)
+    old.plan(cursor, Limit(batches=1))  # refuses a cursor of another history, or one that cannot be proved any more
+    there = _same_place(table.where, old, new, table.start(), cursor)
     table.move(cursor, there)
     return TableMove(there, was_there=False)
 
@@ -86,18 +88,23 @@ def _moved(table: MaintainedTable, old: Log, new: Log) -> TableMove:
 def _same_place(where: str, old: Log, new: Log, start: int, cursor: Cursor) -> Cursor:
     """The cursor in another log, which has the same records from the start up to it; else ``Unsupported``."""
     source, target = _direction(old, new)
+    held = f"The table {where} holds offsets {start} to {cursor.next - 1} of its log"
     try:
-        first = translate_cursor(old.cursor_at(start), source=source, target=target)
-        there = translate_cursor(cursor, source=source, target=target)
-        is_alone = CopiedRanges(source, target).is_alone(start, cursor.next)
+        found = translate_cursor(cursor, source=source, target=target)  # refuses a copy that lags, or of another log
+        is_same = CopiedRanges(source, target).has_same_offsets(start, cursor.next)
+        if is_same and (start < cursor.next or found.next == cursor.next):
+            there = new.cursor_at(cursor.next)  # a translation also skips other writers' records behind it
+            new.plan(there, Limit(batches=1))  # refuses what this log can serve no more
+            return there
     except CursorExpired as error:
         raise CursorExpired(
-            f"The table {where} holds offsets {start} to {cursor.next - 1} of its log, and {target!r} no longer has "
-            "all of these records, or not in its hot tier, so that offsets cannot be compared; nothing was changed. "
-            f"{_REBUILD}"
+            f"{held}, and one of the two logs no longer has all of these records, or not in its hot tier, so that "
+            f"offsets cannot be compared, or the table could not continue; nothing was changed. {_REBUILD}"
         ) from error
-    refuse_other_offsets(where, (start, cursor.next), (first.next, there.next), is_alone=is_alone)
-    return there
+    raise Unsupported(
+        f"{held}, and the other log has other records at some of these offsets: its rows would have wrong offsets, and "
+        f"nothing was changed. {_REBUILD}"
+    )
 
 
 def _direction(old: Log, new: Log) -> tuple[LogReading, IngestedLog]:
@@ -108,24 +115,3 @@ def _direction(old: Log, new: Log) -> tuple[LogReading, IngestedLog]:
     source, target = (new, old) if is_back else (old, new)
     require(target, "moved to, or from", "append_at", "last_append", "cursor_at", "bounds", "plan")
     return source, cast("IngestedLog", target)
-
-
-def refuse_other_offsets(where: str, held: tuple[int, int], found: tuple[int, int], *, is_alone: bool) -> None:
-    """``Unsupported`` if what a table holds has other offsets in another log than in its own. No I/O.
-
-    ``held`` and ``found``: where its rows begin, and its cursor, in its own log and in the other one. Both logs advance
-    by one offset for each record. So if both ends agree, and the copy has no other writer's record in between
-    (``is_alone``), no record was skipped there either.
-
-    >>> refuse_other_offsets("orders", (0, 7), (0, 7), is_alone=True)
-    >>> refuse_other_offsets("orders", (0, 7), (2, 9), is_alone=True)
-    Traceback (most recent call last):
-    strandline.errors.Unsupported: The table orders holds offsets 0 to 6 of its log, and the other log has ...
-    """
-    if found == held and is_alone:
-        return
-    other = f"these records at offsets {found[0]} to {found[1] - 1}" if found != held else "other records among these"
-    raise Unsupported(
-        f"The table {where} holds offsets {held[0]} to {held[1] - 1} of its log, and the other log has {other}: its "
-        f"rows would have wrong offsets, and nothing was changed. {_REBUILD}"
-    )

@@ -159,13 +159,18 @@ class CopiedRanges:
         found = self._from(offset, self._end)
         return self.last.number if found is None else found.to_source(offset)
 
-    def is_alone(self, first: int, end: int) -> bool:
-        """Whether no other writer has a record at these offsets of the target. Asks for each batch there."""
+    def has_same_offsets(self, first: int, end: int) -> bool:
+        """Whether the target has at these offsets exactly the source's records of these positions.
+
+        Asks for each batch there: another writer's records may be among them, or some may have been skipped.
+        """
+        if end > self._end:
+            return False
         while first < end:
-            stored = self._target.append_at(first)
-            if stored.append is None or known_as(stored.append[0]) != self._writer:
+            copied = self._from(first, first + 1)
+            if copied is None or copied.upto != copied.next:  # what a batch skips comes before its first record
                 return False
-            first = stored.next
+            first = copied.next
         return True
 
     def _from(self, offset: int, end: int) -> CopiedRange | None:
