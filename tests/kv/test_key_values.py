@@ -14,7 +14,7 @@ from strandline.kv.contract import KeyValueSubscription
 from strandline.kv.memory import MemoryKeyValue
 from strandline.kv.nats.bucket import NatsKeyValue
 from strandline.model.keyed import Update
-from strandline.testing.key_values import KeyValueContract, churn
+from tests.contracts.key_values import KeyValueContract, churn
 from tests.cuttable_nats import NatsLine
 from tests.servers import NatsServer
 

@@ -48,9 +48,9 @@ from strandline.model.records import READ_SCHEMA, Op, record_batch
 from strandline.model.stamp import OpId
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, Crash, FaultyStore
-from strandline.testing.key_values import Collected, KeyValueContract, churn
 from strandline.testing.plain import PlainStore
 from strandline.testing.stores import together
+from tests.contracts.key_values import Collected, KeyValueContract, churn
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -46,9 +46,9 @@ from strandline.storage.objects.store import ObjectStore
 from strandline.storage.objects.urls import open_store
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash, FaultyStore
-from strandline.testing.interleave import Interleaver
 from strandline.testing.plain import PlainStore
 from tests.followers.small_store import OTHER_LOG, DyingDisk, TinyStore, cursor, tiny
+from tests.interleave import Interleaver
 
 HOUR = 3600.0
 SHA = "ab" * 32

@@ -14,8 +14,8 @@ from strandline.storage.cell import StoreCell
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
-from strandline.testing.interleave import Interleaver
 from strandline.testing.plain import PlainStore
+from tests.interleave import Interleaver
 from tests.storage.cells import JsonCodec
 
 BAD_LINE: Final = Faults(before=0.06, after=0.1, late=0.06, throttled=0.03, latency=0.1)

@@ -13,11 +13,11 @@ from strandline.storage.disk import DISK, AppendFile, Disk
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import CALM, Call, Crash, Faults, FaultyStore
-from strandline.testing.interleave import Interleaver
 from strandline.testing.plain import PlainStore
 from strandline.testing.simdisk import SimulatedDisk
 from strandline.testing.stores import content, paths
 from tests.disks import FullDisk, RecordingDisk, SlowSyncDisk
+from tests.interleave import Interleaver
 
 
 def test_the_doubles_satisfy_the_protocols_that_they_replace() -> None:

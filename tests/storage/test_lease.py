@@ -24,9 +24,9 @@ from strandline.storage.lease import MARGIN, Lease, LeaseCodec, LeaseState, Sigh
 from strandline.storage.objects.local import LocalStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash, Faults, FaultyStore
-from strandline.testing.interleave import Interleaver
 from strandline.testing.plain import PlainStore
 from tests.cases import sampled
+from tests.interleave import Interleaver
 
 TERM = 10.0
 STATE = LeaseState("one", UUID(int=1), 3, 17, TERM)

@@ -28,11 +28,11 @@ from strandline.model.stamp import OpId, Stamped
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import FaultyStore
-from strandline.testing.interleave import Interleaver
 from strandline.testing.plain import PlainStore
 from strandline.tier.attachment import COLD_CODEC, ColdCell
 from strandline.tier.copy.segment_files import forget_tails
 from tests.cases import some
+from tests.interleave import Interleaver
 from tests.tier.read.tiered_logs import KINDS, Kind, Tiers, rows
 
 LOG = UUID(int=7)

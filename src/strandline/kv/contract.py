@@ -1,4 +1,4 @@
-"""The contract of key-value stores. ``strandline.testing.key_values.KeyValueContract`` tests it."""
+"""The contract of key-value stores. ``tests/contracts/key_values`` tests it."""
 
 from __future__ import annotations
 

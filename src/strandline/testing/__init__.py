@@ -1,4 +1,4 @@
-"""Public test doubles and contract suites (docs/testing.md): for tests of your own sinks, stores, watchers and codecs.
+"""Public test doubles and contract suites (docs/testing.md): for tests of your own sinks, stores and codecs.
 
 The suites, and the pytest plugin with its fixtures, need ``pytest`` (that of codecs ``hypothesis``, too); the doubles
 need nothing that the package does not.
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from strandline.testing.faulty import Crash as Crash
     from strandline.testing.faulty import Faults as Faults
     from strandline.testing.faulty import FaultyStore as FaultyStore
-    from strandline.testing.interleave import Interleaver as Interleaver
-    from strandline.testing.key_values import KeyValueContract as KeyValueContract
     from strandline.testing.keyed_stores import DurableStoreContract as DurableStoreContract
     from strandline.testing.keyed_stores import StoreContract as StoreContract
     from strandline.testing.plain import PlainStore as PlainStore
@@ -33,6 +31,5 @@ if TYPE_CHECKING:
     from strandline.testing.sinks import SinkContract as SinkContract
     from strandline.testing.store_snapshots import ExportingStoreContract as ExportingStoreContract
     from strandline.testing.stores import ObjectStoreContract as ObjectStoreContract
-    from strandline.testing.tables import TableContract as TableContract
 
 __getattr__, __dir__, __all__ = lazy(__spec__)

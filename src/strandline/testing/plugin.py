@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from strandline.testing.faulty import FaultyStore
     from strandline.testing.simdisk import SimulatedDisk
 
-SUITES: Final = ("codecs", "crashing", "key_values", "keyed_stores", "sinks", "store_snapshots", "stores", "tables")
+SUITES: Final = ("codecs", "crashing", "keyed_stores", "sinks", "store_snapshots", "stores")
 """Modules with assertions. Their failures show values, as those in test files do."""
 
 pytest.register_assert_rewrite(*(f"strandline.testing.{suite}" for suite in SUITES))

@@ -16,9 +16,9 @@ from strandline.model.head import QueueManifest
 from strandline.storage.objects.store import Payload, Precondition, Version
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
-from strandline.testing.interleave import Interleaver
 from strandline.testing.plain import PlainStore
 from tests.compat.v1.filled_queues import values, writer
+from tests.interleave import Interleaver
 
 R = TypeVar("R")
 

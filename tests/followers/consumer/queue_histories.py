@@ -21,10 +21,10 @@ from strandline.log.object import ObjectLog, open_log
 from strandline.model.head import WriterId
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
-from strandline.testing.interleave import Interleaver
 from tests.contracts.logs import records
 from tests.contracts.queues import QueuePlace
 from tests.followers.consumer.queue_places import ObjectLogPlace, PlaceKind, filled
+from tests.interleave import Interleaver
 
 R = TypeVar("R")
 

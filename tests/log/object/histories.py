@@ -14,10 +14,10 @@ from strandline.model.head import WriterId
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
-from strandline.testing.interleave import Interleaver
 from strandline.testing.plain import PlainStore
 from tests.contracts.logs import content
 from tests.contracts.slots import append
+from tests.interleave import Interleaver
 
 R = TypeVar("R")
 

@@ -34,9 +34,9 @@ from strandline.storage.objects.store import Object, ObjectInfo, ObjectStore, Pa
 from strandline.storage.retry import RetryingStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
-from strandline.testing.interleave import Interleaver
 from strandline.testing.plain import PlainStore
 from tests.contracts.slots import append
+from tests.interleave import Interleaver
 
 BAD_LINE = Faults(before=0.03, after=0.05, late=0.03, throttled=0.01)
 DEATH = 0.006

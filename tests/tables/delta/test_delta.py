@@ -19,7 +19,7 @@ from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.part import TablePart
 from strandline.tables.rows.kinds import RAW, in_offset_order, newest_per_key
 from strandline.testing.sinks import DELETE, LOG, changes
-from strandline.testing.tables import TableContract
+from tests.contracts.tables import TableContract
 
 
 def table_of(sink):

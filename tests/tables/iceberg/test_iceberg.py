@@ -40,7 +40,7 @@ from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.testing.clock import ManualClock
 from strandline.testing.sinks import DELETE, LOG, changes, folded
-from strandline.testing.tables import TableContract
+from tests.contracts.tables import TableContract
 
 ORDERS = pa.schema({"id": pa.int32(), "customer": pa.string()})
 

@@ -19,8 +19,8 @@ from strandline.tables.files.part import TablePart
 from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.testing.sinks import LOG, changes
-from strandline.testing.tables import TableContract
 from tests.cases import some
+from tests.contracts.tables import TableContract
 from tests.rest_catalog import Fault, RestCatalogServer
 from tests.tables.test_lost_answers import filled
 

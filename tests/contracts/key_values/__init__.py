@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from strandline.testing.key_values.owner import KEYS, SCOPES, Collected, KeyValueOwner, churn, current, fill, fold
-from strandline.testing.key_values.reading import KeyValueReadContract
-from strandline.testing.key_values.resuming import ResumingContract
-from strandline.testing.key_values.watching import WatchingContract
+from tests.contracts.key_values.owner import KEYS, SCOPES, Collected, KeyValueOwner, churn, current, fill, fold
+from tests.contracts.key_values.reading import KeyValueReadContract
+from tests.contracts.key_values.resuming import ResumingContract
+from tests.contracts.key_values.watching import WatchingContract
 
 
 class KeyValueContract(KeyValueReadContract, WatchingContract, ResumingContract):

@@ -1,5 +1,4 @@
 """Contract of cursors: resuming, cursors that cannot be resumed, and gaps."""
-# ruff: noqa: D102 - the name of a test is its sentence
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ from strandline.kv.contract import KeyValue
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Scope, Update
 from strandline.model.records import Op
-from strandline.testing.key_values.owner import (
+from strandline.testing.stores import together
+from tests.contracts.key_values.owner import (
     IN_EVERY_SCOPE,
     KEYS,
     SOON,
@@ -26,7 +26,6 @@ from strandline.testing.key_values.owner import (
     fold,
     in_every_scope,
 )
-from strandline.testing.stores import together
 
 
 class ResumingContract(KeyValueOwner):

@@ -1,5 +1,4 @@
 """Contract of reads, writes and listings."""
-# ruff: noqa: D102 - the name of a test is its sentence
 
 from __future__ import annotations
 
@@ -12,7 +11,8 @@ from strandline.errors import AlreadyExists, Conflict, InvalidInput, StorageErro
 from strandline.kv.contract import KeyValue, KeyValueReader, KeyValueSubscription, KeyValueWriter, Watcher
 from strandline.model.keyed import KeyValueEntry, Prefix, Scope, Update
 from strandline.model.records import Op
-from strandline.testing.key_values.owner import (
+from strandline.testing.stores import together
+from tests.contracts.key_values.owner import (
     IN_EVERY_SCOPE,
     KEYS,
     STRANGE,
@@ -25,7 +25,6 @@ from strandline.testing.key_values.owner import (
     fold,
     in_every_scope,
 )
-from strandline.testing.stores import together
 
 
 class KeyValueReadContract(KeyValueOwner):

@@ -1,5 +1,4 @@
 """Contract of the full watch, and of closing a watch."""
-# ruff: noqa: D102 - the name of a test is its sentence
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import pytest
 from strandline.kv.contract import KeyValue
 from strandline.model.keyed import EVERYTHING, Prefix, Scope, Update
 from strandline.model.records import Op
-from strandline.testing.key_values.owner import (
+from tests.contracts.key_values.owner import (
     IN_EVERY_SCOPE,
     KEYS,
     SOON,

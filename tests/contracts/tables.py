@@ -1,5 +1,4 @@
 """Contract suite for tables that follow a log: other cuts, stale and crashed followers, concurrent committers."""
-# ruff: noqa: D102 - the name of a test is its sentence, and its numbers are its example
 
 from __future__ import annotations
 
