@@ -17,6 +17,7 @@ import pytest
 
 import strandline as sl
 from strandline.errors import CommitTimedOut, SlotInvalid, TransientStorageError, Unsupported
+from strandline.log.produce.limits import Limits
 from strandline.model.head import WriterId
 from strandline.model.records import RECORD_SCHEMA
 from strandline.node.flight.client.channel import Channel
@@ -90,7 +91,9 @@ def test_an_append_whose_answer_is_lost_on_the_way_is_listed_once(primary: sl.no
 def test_a_producer_waits_for_the_commit_policy_and_says_if_it_was_not_satisfied(tmp_path: Path) -> None:
     with sl.node.Primary.open(tmp_path / "a", name="a", policy="ack_n(1)") as primary:
         primary.register_replica("b")
-        impatient = primary.producer(retry_seconds=0.0)
+        shipper, writer, number, clock = primary._shipping(None, None)
+        shipper.retry_seconds = 0.0
+        impatient = sl.Producer(shipper, Limits(), writer=writer, number=number, clock=clock)
         handle = impatient.append(value=b"a")
         with pytest.raises(CommitTimedOut):
             handle.result(SOON)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import takewhile
 from typing import Any
 from uuid import UUID
@@ -18,13 +17,9 @@ from strandline.log.contract import Handle, Receipt
 from strandline.log.object.head.edits import BatchListing, apply_spills, list_batches, plan_spills
 from strandline.log.object.head.head_log import HeadLog
 from strandline.log.object.head.index import entries_from
-from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, producer_by
+from strandline.log.produce.appending import Shipping, shipping_by
 from strandline.log.produce.handles import settled
-from strandline.log.produce.limits import Limits
-from strandline.log.produce.producer import Producer
-from strandline.log.produce.typed import ValueEncoder
 from strandline.log.read.planning import clipped, known_columns
-from strandline.log.read.value_format import named_codec
 from strandline.log.slots import rules
 from strandline.log.slots.table import SlotTable
 from strandline.log.writers.source import remembered
@@ -148,26 +143,8 @@ class MemoryLog(HeadLog[MemorySpan], Closing):
         }
         return settled(places.get(number, Receipt(None, count)), repeated=repeated)
 
-    def producer(
-        self,
-        *,
-        writer: WriterId | None = None,
-        batch_bytes: int = BATCH_BYTES,
-        linger: float = LINGER,
-        budget: int = BUDGET,
-        block: bool = True,
-        value: Codec | None = None,
-    ) -> Producer:
-        """A producer with a writer id of its own, or the given one, which then continues after its last number."""
-        return producer_by(
-            self.append,
-            Limits(batch_bytes, linger, budget, block, uploads=1),
-            writer=writer,
-            last_number=self.last_number,
-            values=ValueEncoder(value, partial(named_codec, self)),
-            clock=self._clock,
-            chance=self._chance,
-        )
+    def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
+        return shipping_by(self.append, writer, self.last_number, clock=self._clock, chance=self._chance)
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of the writer's last append; None if the log does not know the writer."""

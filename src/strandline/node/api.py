@@ -5,18 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Final, NoReturn, Unpack, final
 
 import pyarrow as pa
 
 from strandline.errors import NotReady, Unsupported
 from strandline.log.contract import Handle, Log, Receipt
-from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_SECONDS, producer_by
-from strandline.log.produce.limits import Limits
-from strandline.log.produce.producer import Producer
-from strandline.log.produce.typed import ValueEncoder
-from strandline.log.read.value_format import named_codec
+from strandline.log.produce.appending import Produces, Shipping, shipping_by
 from strandline.log.writers.numbered import numbered
 from strandline.model.addresses import Address
 from strandline.model.arguments import Timeout, checked
@@ -35,7 +30,6 @@ from strandline.node.node_handle import NodeHandle, started
 from strandline.node.replicate.replica import Condition
 from strandline.node.running import leading
 from strandline.storage.clock import CHANCE
-from strandline.values.contract import Codec
 
 _LEADS_WITHIN: Final = 30.0
 _BUILDING: Final = str(Condition.BOOTSTRAPPING)
@@ -43,7 +37,7 @@ _BUILDING: Final = str(Condition.BOOTSTRAPPING)
 
 @final
 @checked
-class Primary(NodeHandle):
+class Primary(NodeHandle, Produces):
     """A log on this machine that replicas follow: a committed record survives the losses that its policy allows.
 
     An append is durable here when it returns, and says whether its commit policy is satisfied. Safe in threads.
@@ -132,37 +126,11 @@ class Primary(NodeHandle):
         """Append without waiting. ``handle.result(timeout)`` waits, and returns the commit."""
         return self._role.submit(batch, append=numbered(writer, number), policy=as_policy(policy))
 
-    def producer(
-        self,
-        *,
-        writer: WriterId | None = None,
-        batch_bytes: int = BATCH_BYTES,
-        linger: float = LINGER,
-        budget: int = BUDGET,
-        block: bool = True,
-        value: Codec | None = None,
-        retry_seconds: float = RETRY_SECONDS,
-    ) -> Producer:
-        """A producer with a writer id of its own, or the given one, which then continues after its last number.
-
-        Its records are listed when the node's commit policy is satisfied. While it is not, or while replicas are too
-        far behind, it tries again for ``retry_seconds``; then its handles raise the reason. ``value`` is the codec of
-        typed values.
-        """
-
+    def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
         def append(batch: pa.Table, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
             return _Submitted(self._role.submit(batch, append=(writer, number), expect=expect))
 
-        return producer_by(
-            append,
-            Limits(batch_bytes, linger, budget, block, uploads=1),
-            writer=writer,
-            last_number=self._role.last_number,
-            values=ValueEncoder(value, partial(named_codec, self)),
-            clock=self.running.clock,
-            chance=CHANCE,
-            retry_seconds=retry_seconds,
-        )
+        return shipping_by(append, writer, self._role.last_number, clock=self.running.clock, chance=CHANCE)
 
     def register_replica(self, replica: str, region: str | None = None) -> int | None:
         """Register a replica, and retain everything from now on for it; returns the position of its slot.

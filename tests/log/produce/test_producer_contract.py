@@ -14,10 +14,11 @@ import pytest
 import strandline as sl
 from strandline.errors import InvalidInput, NotReady, ProducerFailed, StorageError, TransientStorageError
 from strandline.log.contract import Handle
-from strandline.log.produce.appending import AppendShipper, producer_by
+from strandline.log.produce.appending import AppendShipper
 from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.wal.log import WalLog
+from strandline.model.head import WriterId
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.testing.clock import ManualClock
 from tests.contracts.logs import content, records
@@ -107,15 +108,9 @@ class Line:
 
     def producer(self, *, retry_seconds: float = 60.0, clock: Any = CLOCK, linger: float = NEVER) -> Producer:
         limits = Limits(8 << 20, linger, 64 << 20, block=True, uploads=1)
-        return producer_by(
-            self.append,
-            limits,
-            writer=None,
-            last_number=self.log.last_number,
-            clock=clock,
-            chance=CHANCE,
-            retry_seconds=retry_seconds,
-        )
+        writer = WriterId(CHANCE.uuid())
+        shipper = AppendShipper(self.append, writer, clock, CHANCE, retry_seconds)
+        return Producer(shipper, limits, writer=writer, number=0, clock=clock)
 
 
 def failing(error: Exception) -> Callable[[], object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, Final
 from uuid import UUID, uuid5
 
@@ -14,17 +13,16 @@ from strandline.compat.v1.reading import QueueSpan, sized_spans
 from strandline.compat.v1.shipper import ManifestCell, QueueShipper
 from strandline.compat.v1.slots import QueueSlots
 from strandline.compat.v1.trimming import GRACE, QueueTrimmer, QueueTrimResult
+from strandline.errors import InvalidInput
 from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Handle, LogReading
 from strandline.log.folders import FolderKind, check_missing
 from strandline.log.lacking import OptionalCalls
+from strandline.log.produce.appending import Produces, Shipping
 from strandline.log.produce.handles import settled
 from strandline.log.produce.limits import Limits
-from strandline.log.produce.producer import Producer
-from strandline.log.produce.typed import ValueEncoder
 from strandline.log.read.planning import check_fingerprint
 from strandline.log.read.reading import HeadPoller
-from strandline.log.read.value_format import named_codec
 from strandline.log.slots import resume
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Duration, Timeout, checked
@@ -37,7 +35,6 @@ from strandline.storage.disk import DISK
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.objects.urls import local_folder, store_at
-from strandline.values.contract import Codec
 
 _NAMESPACE: Final = UUID("5b0d7a2e-6a55-5c43-9a53-1d2f6f0c7e11")
 
@@ -68,13 +65,15 @@ def open_queue(
 
 @bound_to_process()
 @checked
-class QueueLog(OptionalCalls, LogReading, Closing):
+class QueueLog(OptionalCalls, Produces, LogReading, Closing):
     """A queue that other implementations share. Satisfies :class:`~strandline.log.contract.Log` as far as it can.
 
     Its offsets are sequences of batches: all records of a batch have the same one, and a limit of records counts
     batches. It has one slot, which always exists; its holder is known only by number. Writers are recognised
     only while their batches are listed. Picklable, if its store is.
     """
+
+    _limits = Limits()
 
     def __init__(
         self,
@@ -107,6 +106,11 @@ class QueueLog(OptionalCalls, LogReading, Closing):
 
     def close(self) -> None:
         """Does nothing: there is nothing to close. Other logs have something to close, so all have this method."""
+
+    @property
+    def counts_batches(self) -> bool:
+        """True: all records of a batch have its sequence as their offset."""
+        return True
 
     def new_cell(self) -> ManifestCell:
         """A cell for the manifest, for one more writer."""
@@ -206,27 +210,11 @@ class QueueLog(OptionalCalls, LogReading, Closing):
         draft.attach(MetadataRanges((0,), (now - now % shipper.tick,), (b"",)))
         return settled(shipper.ship(draft, number=number, expect=expect))
 
-    def producer(
-        self,
-        *,
-        batch_bytes: int = 64 << 20,
-        linger: float = 0.1,
-        budget: int = 256 << 20,
-        block: bool = True,
-        uploads: int = 4,
-        compression: str = "zstd",
-        value: Codec | None = None,
-    ) -> Producer:
-        """A producer of values: ``produce``, or ``append`` without key, headers and operation.
-
-        ``value`` is the codec of typed values.
-        It always has a new writer id: the queue does not remember the numbers of an old one.
-        """
-        writer = WriterId(self._chance.uuid())
-        shipper = self._shipper(self.new_cell(), writer, compression)
-        limits = Limits(batch_bytes, linger, budget, block, uploads)
-        values = ValueEncoder(value, partial(named_codec, self))
-        return Producer(shipper, limits, writer=writer, number=0, clock=self.clock, values=values)
+    def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
+        if writer is not None:
+            raise InvalidInput("A queue of version 1 remembers no number of a former writer: leave writer= out.")
+        name = WriterId(self._chance.uuid())
+        return Shipping(self._shipper(self.new_cell(), name, compression or "zstd"), name, 0, self.clock)
 
     @property
     def slots(self) -> QueueSlots:

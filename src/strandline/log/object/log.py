@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -31,13 +30,11 @@ from strandline.log.object.head.index import StoredChunks
 from strandline.log.object.maintain.trimmer import GRACE, Trimmer, TrimResult
 from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
 from strandline.log.object.upload import Lister, ObjectShipper
+from strandline.log.produce.appending import Shipping
 from strandline.log.produce.handles import settled
 from strandline.log.produce.limits import Limits
-from strandline.log.produce.producer import Producer
-from strandline.log.produce.typed import ValueEncoder
 from strandline.log.read.planning import clipped, known_columns
 from strandline.log.read.reading import HeadPoller
-from strandline.log.read.value_format import named_codec
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor, RecordRange
@@ -220,6 +217,8 @@ def _with_values(identity: LogIdentity, values: tuple[ValueVersion, ...]) -> Log
 class ObjectLog(HeadLog[ObjectSpan], Closing):
     """A log in an object store. Satisfies :class:`~strandline.log.contract.Log`; picklable, if its store is."""
 
+    _limits = Limits()
+
     def __init__(
         self, store: ObjectStore, identity: LogIdentity, *, clock: Clock = CLOCK, chance: Chance = CHANCE
     ) -> None:
@@ -282,36 +281,13 @@ class ObjectLog(HeadLog[ObjectSpan], Closing):
         draft.add(batches)
         return settled(shipper.ship(draft, number=number, expect=expect))
 
-    def producer(
-        self,
-        *,
-        writer: WriterId | None = None,
-        batch_bytes: int = 64 << 20,
-        linger: float = 0.1,
-        budget: int = 256 << 20,
-        block: bool = True,
-        uploads: int = 8,
-        compression: str = "lz4",
-        value: Codec | None = None,
-    ) -> Producer:
-        """A producer with a writer id of its own, or the given one, which then continues after its last number.
-
-        A writer id is for one running producer at a time: of two that share one, the second to use a number gets
-        ``OutOfOrder`` and appends nothing more. ``value`` is the codec of typed values; by default the one that the
-        log names.
-        """
+    def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
         head = self.head()
         name = WriterId(self._chance.uuid()) if writer is None else writer
         last = head.writers.get(name)
-        codec = Compression.named(compression)
-        return Producer(
-            ObjectShipper(self._new_lister(), writer=name, born=head.next_sequence, compression=codec, sole=True),
-            Limits(batch_bytes, linger, budget, block, uploads),
-            writer=name,
-            number=0 if last is None else last.number + 1,
-            clock=self.clock,
-            values=ValueEncoder(value, partial(named_codec, self)),
-        )
+        codec = Compression.named(compression or "lz4")
+        shipper = ObjectShipper(self._new_lister(), writer=name, born=head.next_sequence, compression=codec, sole=True)
+        return Shipping(shipper, name, 0 if last is None else last.number + 1, self.clock)
 
     def hold(self, position: int, seconds: HoldSeconds, *, retained_from: int | None = None) -> Hold:
         """Pin everything from ``position`` on for some time: an expiring slot, for a reader that stores nothing."""

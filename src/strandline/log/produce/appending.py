@@ -1,10 +1,12 @@
-"""Producers of logs that order appends themselves: write-ahead logs, nodes, logs in memory."""
+"""The producer of every log; and the shipper to logs that order appends themselves."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, NamedTuple, Protocol, runtime_checkable
+from functools import partial
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -14,14 +16,14 @@ from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.shipper import Draft, Sealed, Shipper
 from strandline.log.produce.typed import ValueEncoder
+from strandline.log.read.value_format import named_codec
+from strandline.model.arguments import Positive, checked
 from strandline.model.head import MetadataRanges, WriterId
 from strandline.model.records import RECORD_SCHEMA
 from strandline.storage.clock import Chance, Clock
 from strandline.storage.retry import Backoff
+from strandline.values.contract import Codec
 
-BATCH_BYTES: Final = 8 << 20
-LINGER: Final = 0.01
-BUDGET: Final = 256 << 20
 RETRY_SECONDS: Final = 60.0
 """How long a producer repeats an append that may succeed later, before its handles raise the reason."""
 
@@ -94,7 +96,7 @@ class AppendShipper(Shipper[RecordsDraft, NumberedBatch]):
     writer: WriterId
     clock: Clock
     chance: Chance
-    retry_seconds: float
+    retry_seconds: float = RETRY_SECONDS
     _asked: set[int] = field(default_factory=set)
     """Numbers that were sent and may be listed."""
 
@@ -170,19 +172,82 @@ class AppendShipper(Shipper[RecordsDraft, NumberedBatch]):
         return handle
 
 
-def producer_by(
+class Shipping(NamedTuple):
+    """What a producer ships with: the shipper of one writer, and the number of its next batch."""
+
+    shipper: Shipper[Any, Any]
+    writer: WriterId
+    number: int
+    clock: Clock
+
+
+def shipping_by(
     append: Appends,
-    limits: Limits,
-    *,
     writer: WriterId | None,
     last_number: Callable[[WriterId], int | None],
+    *,
     clock: Clock,
     chance: Chance,
-    values: ValueEncoder | None = None,
-    retry_seconds: float = RETRY_SECONDS,
-) -> Producer:
-    """A producer with a writer id of its own, or the given one, which then continues after its last number."""
+) -> Shipping:
+    """Shipping to a log that orders appends itself, by its ``append``."""
     name = WriterId(chance.uuid()) if writer is None else writer
     last = None if writer is None else last_number(name)
-    shipper = AppendShipper(append, name, clock, chance, retry_seconds)
-    return Producer(shipper, limits, writer=name, number=0 if last is None else last + 1, clock=clock, values=values)
+    return Shipping(AppendShipper(append, name, clock, chance), name, 0 if last is None else last + 1, clock)
+
+
+@checked
+class Produces(ABC):
+    """A log to which producers can append; a kind of log defines only how its batches are shipped."""
+
+    _limits: ClassVar[Limits] = Limits(batch_bytes=8 << 20, linger=0.01, uploads=1)
+    """Those of a producer that names no others."""
+
+    @abstractmethod
+    def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
+        """The shipping of a new producer, with a writer id of its own or the given one."""
+
+    def producer(
+        self,
+        *,
+        writer: WriterId | None = None,
+        batch_bytes: Positive | None = None,
+        linger: float | None = None,
+        budget: Positive = 256 << 20,
+        block: bool = True,
+        value: Codec | None = None,
+        uploads: Positive | None = None,
+        compression: str | None = None,
+    ) -> Producer:
+        """A producer: many small appends become few batches, in the order of the calls, each listed once.
+
+        It has a writer id of its own, or the given one, which then continues after its last number. A writer id is for
+        one running producer at a time: of two that share one, the second to use a number gets ``OutOfOrder`` and
+        appends nothing more. Close the producer before its log.
+
+        Args:
+            writer: The id of a former producer. A queue of version 1 remembers none.
+            batch_bytes: Size at which a batch is closed: by default 8 MiB, of a log in an object store 64 MiB.
+            linger: Seconds after its first record when a batch is closed: by default 0.01, in an object store 0.1.
+            budget: Bytes that may be appended and not listed yet. Above it appending waits.
+            block: If false, appending does not wait, but raises ``BufferFull``.
+            value: The codec of typed values; by default the one that the log names, if it names one.
+            uploads: Batches that are uploaded at a time, 8 by default. Only of a log in an object store.
+            compression: Of a log in an object store: ``"none"``, ``"lz4"`` (the default), or ``"zstd"`` (the default
+                of a queue of version 1).
+
+        The producer of a node repeats an append that may succeed later for a minute: one that waits for the commit
+        policy, whose answer was lost, or that no primary takes now. Then its handles raise the reason.
+        """
+        own = self._limits
+        if own.uploads == 1 and (uploads is not None or compression is not None):
+            raise InvalidInput("Only logs in object stores take uploads= and compression=: leave them out.")
+        limits = Limits(
+            own.batch_bytes if batch_bytes is None else batch_bytes,
+            own.linger if linger is None else linger,
+            budget,
+            block,
+            own.uploads if uploads is None else uploads,
+        )
+        shipper, name, number, clock = self._shipping(writer, compression)
+        values = ValueEncoder(value, partial(named_codec, self))
+        return Producer(shipper, limits, writer=name, number=number, clock=clock, values=values)

@@ -5,18 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Final, final
 from uuid import UUID
 
 from strandline.errors import LogClosed
 from strandline.formats.wal.mark import Mark
 from strandline.log.folders import FolderKind, check_missing, check_new
-from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, producer_by
-from strandline.log.produce.limits import Limits
-from strandline.log.produce.producer import Producer
-from strandline.log.produce.typed import ValueEncoder
-from strandline.log.read.value_format import named_codec
+from strandline.log.produce.appending import Produces, Shipping, shipping_by
 from strandline.log.wal.migrated_spool import refuse_changed_spool
 from strandline.log.wal.names import hold_lock
 from strandline.log.wal.read.catalog import Catalog
@@ -56,7 +51,7 @@ PENDING_BYTES: Final = 64 << 20
 @bound_to_process(keep=("log_id",))
 @final
 @checked(own=("view", "newest", "ahead", "wait", "wait_past"))
-class WalLog(WalReading, Closing):
+class WalLog(Produces, WalReading, Closing):
     """A log whose appends are durable when their handle says so. Satisfies :class:`~strandline.log.contract.Log`.
 
     All appends that arrive while a sync runs share the next one. Nothing can be read before it is durable, except with
@@ -204,30 +199,8 @@ class WalLog(WalReading, Closing):
         self._start.begin_at(expect or 0)
         return self._committer.add_batch(content, writer=append, expect=expect, term=term, timestamp=timestamp)
 
-    def producer(
-        self,
-        *,
-        writer: WriterId | None = None,
-        batch_bytes: int = BATCH_BYTES,
-        linger: float = LINGER,
-        budget: int = BUDGET,
-        block: bool = True,
-        value: Codec | None = None,
-    ) -> Producer:
-        """A producer with a writer id of its own, or the given one, which then continues after its last number.
-
-        Each of its batches is one frame. It cannot outlive the log: close it first. ``value`` is the codec of typed
-        values; by default the one that the log names.
-        """
-        return producer_by(
-            self.append,
-            Limits(batch_bytes, linger, budget, block, uploads=1),
-            writer=writer,
-            last_number=self.last_number,
-            values=ValueEncoder(value, partial(named_codec, self)),
-            clock=self.clock,
-            chance=self._chance,
-        )
+    def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
+        return shipping_by(self.append, writer, self.last_number, clock=self.clock, chance=self._chance)
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of the writer's last append; None if the log does not know the writer."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import Any, Final, TypeVar, final
 from uuid import UUID
 
@@ -21,13 +20,9 @@ from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import ReadTicket
 from strandline.log.contract import LogReading
 from strandline.log.lacking import OptionalCalls
-from strandline.log.produce.appending import BATCH_BYTES, BUDGET, LINGER, RETRY_SECONDS, producer_by
-from strandline.log.produce.limits import Limits
-from strandline.log.produce.producer import Producer
-from strandline.log.produce.typed import ValueEncoder
+from strandline.log.produce.appending import Produces, Shipping, shipping_by
 from strandline.log.read.planning import PlanBuilder, cursor_after
 from strandline.log.read.reading import HeadPoller, cursor_of
-from strandline.log.read.value_format import named_codec
 from strandline.log.slots import resume
 from strandline.log.writers.numbered import numbered
 from strandline.model.addresses import AddressText
@@ -54,7 +49,6 @@ from strandline.node.messages import WAIT, Commit, NodeSlots, NodeStatus, Plan, 
 from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
-from strandline.values.contract import Codec
 
 T = TypeVar("T")
 _ANY_LOG: Final = UUID(int=0)
@@ -72,7 +66,7 @@ def _no_end(_: Fields) -> None:
 @bound_to_process()
 @final
 @checked
-class RemoteLog(OptionalCalls, LogReading, Closing):
+class RemoteLog(OptionalCalls, Produces, LogReading, Closing):
     """A replicated log: append to it on its primary, and read it anywhere up to what is committed. Safe in threads.
 
     Satisfies :class:`~strandline.log.contract.Log`. With the addresses of several nodes it finds the one that leads,
@@ -169,33 +163,8 @@ class RemoteLog(OptionalCalls, LogReading, Closing):
             self._reads.show(0, commit.bookmark.next)  # reads then skip a replica that does not have it yet
         return commit
 
-    def producer(
-        self,
-        *,
-        writer: WriterId | None = None,
-        batch_bytes: int = BATCH_BYTES,
-        linger: float = LINGER,
-        budget: int = BUDGET,
-        block: bool = True,
-        value: Codec | None = None,
-        retry_seconds: float = RETRY_SECONDS,
-    ) -> Producer:
-        """A producer with a writer id of its own, or the given one, which then continues after its last number.
-
-        Its records are listed when the commit policy of the primary is satisfied. A batch whose answer was lost, that
-        waits for the policy, or that no primary takes now is sent again, under the same number, for ``retry_seconds``;
-        then its handles raise the reason. ``value`` is the codec of typed values.
-        """
-        return producer_by(
-            self.append,
-            Limits(batch_bytes, linger, budget, block, uploads=1),
-            writer=writer,
-            last_number=self.last_number,
-            values=ValueEncoder(value, partial(named_codec, self)),
-            clock=self._clock,
-            chance=CHANCE,
-            retry_seconds=retry_seconds,
-        )
+    def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
+        return shipping_by(self.append, writer, self.last_number, clock=self._clock, chance=CHANCE)
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of the writer's last append, as the primary knows; None if it does not know the writer."""
