@@ -15,7 +15,6 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.compat.v1.log import QueueLog
 from strandline.errors import AlreadyExists, CorruptData, Diverged, InvalidInput, NotFound, Unsupported
 from strandline.formats.json.records import record_fields, rows_of
 from strandline.log.addressed import log_at
@@ -108,7 +107,7 @@ def export(
     """
     with log_at(log) as source:
         require(source, "exported", *READING)
-        if isinstance(source, QueueLog):
+        if source.counts_batches:
             raise Unsupported(
                 f"{source!r} is a queue of version 1, whose offsets number batches and not records: copy it into a log "
                 "with sl.ingest, and export that."

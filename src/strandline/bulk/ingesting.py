@@ -226,7 +226,7 @@ class _IngestJob:
         append = StagedAppend(
             self.target.store, self.target.log_id, source_writer(str(self.source.log_id)), CHANCE.uuid().hex
         )
-        is_whole = not isinstance(self.source, MessageStream) and _repeats_offsets(self.source)
+        is_whole = self.source.counts_batches
         records = 0
         try:
             while at.next < end and (ranges := self._ranges(at, end)):
@@ -285,10 +285,3 @@ def _joined(staged: Sequence[list[BatchListing]]) -> Sequence[list[BatchListing]
         if not part:
             return staged[: number + 1]
     return staged
-
-
-def _repeats_offsets(source: Log) -> bool:
-    """Whether all records of a batch have one offset, as in a queue of version 1."""
-    from strandline.compat.v1.log import QueueLog
-
-    return isinstance(source, QueueLog)

@@ -12,7 +12,6 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.compat.v1.log import QueueLog
 from strandline.errors import NotFound, StrandlineError
 from strandline.followers import events
 from strandline.followers.committer import SinkCommitter, begin
@@ -216,15 +215,13 @@ class Follower:
         log, sink = self.log, self.sink
         if isinstance(sink, BatchSink) and isinstance(log, PushedLog):
             self._route = _IntoCopy(log, sink)
-        elif isinstance(log, QueueLog) and not isinstance(sink, BatchSink):
-            self._route = _IntoTable(log, sink)  # its offsets are batches, and not records that workers could count
-        elif isinstance(sink, SinkCommitter) and sink.table is not None and not isinstance(log, PushedLog):
+        elif isinstance(sink, BatchSink) or isinstance(log, PushedLog):
+            raise TypeError("A copy follows pushed batches, and a table follows a log.")
+        elif isinstance(sink, SinkCommitter) and sink.table is not None and not log.counts_batches:
             most = self.engine.batching.bytes
             self._route = TableRoute(log, sink, sink.table, self.workers, self.clock, self.observer, most)
-        elif not isinstance(sink, BatchSink) and not isinstance(log, PushedLog):
-            self._route = _IntoTable(log, sink)
         else:
-            raise TypeError("A copy follows pushed batches, and a table follows a log.")
+            self._route = _IntoTable(log, sink)  # or its offsets are batches, and not records that workers could count
 
     def begin(self, cursor: Cursor) -> None:
         """Resume at this cursor, which is the sink's own."""

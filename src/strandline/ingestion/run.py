@@ -20,7 +20,6 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.compat.v1.log import QueueLog
 from strandline.compat.v1.upgrade import refuse_upgraded
 from strandline.errors import (
     CursorExpired,
@@ -100,7 +99,7 @@ class BoundedReads:
         self._ending = ending
         self._prove_by = prove_by
         prove_by(ending)
-        self._count = 1 if isinstance(log, QueueLog) else _FIRST_COUNT
+        self._count = 1 if log.counts_batches else _FIRST_COUNT
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -225,11 +224,11 @@ def ingest_log(
         raise InvalidInput("A log cannot be ingested into itself: choose another target.")
     formats = FormatFollower(source, target)
     formats.match()
-    sink = LogSink(target, whole=isinstance(source, QueueLog), clock=clock, chance=chance)
+    sink = LogSink(target, whole=source.counts_batches, clock=clock, chance=chance)
     resume_ingest(source, target, sink, skip_trimmed=skip_trimmed)
     ending = proving_end(source)
     end = ending.next
-    if slot is None and keep_following and not isinstance(source, QueueLog) and has_slots(source):
+    if slot is None and keep_following and not source.counts_batches and has_slots(source):
         slot = f"ingest-{target.log_id}"
     first = sink.cursor(source.log_id)
     with contextlib.ExitStack() as held:
@@ -263,9 +262,8 @@ def resume_ingest(source: Log, target: TargetLog, sink: LogSink, *, skip_trimmed
     cursor = sink.cursor(source.log_id)
     if last is None or cursor is None:
         hot = target.hot if isinstance(target, TieredLog) else target
-        if isinstance(source, QueueLog) and isinstance(hot, ObjectLog):
-            refuse_upgraded(source, hot)
         if isinstance(hot, ObjectLog):
+            refuse_upgraded(source, hot)
             note_source(hot, source)
         return
     bounds = source.bounds()
@@ -390,7 +388,7 @@ def pinned(source: Log, position: int, *, clock: Clock, chance: Chance) -> Itera
 
     A source without slots, such as a replica, a queue of version 1 or the reader of a write-ahead log, is not pinned.
     """
-    if isinstance(source, QueueLog) or not has_slots(source):
+    if source.counts_batches or not has_slots(source):
         yield
         return
     name = f"ingest-{chance.uuid()}"

@@ -128,6 +128,14 @@ class LogReading(Protocol):
     def log_id(self) -> UUID:
         """The log's identity; cursors carry it."""
 
+    @property
+    def counts_batches(self) -> bool:
+        """Whether offsets count batches, whose records all have the same one: those of a queue of version 1.
+
+        Such a log has one slot, which only its own consumer moves.
+        """
+        return False
+
     def bounds(self) -> Bounds:
         """The first retained and the next offset."""
 

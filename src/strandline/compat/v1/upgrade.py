@@ -107,8 +107,13 @@ def upgrade(
     return progress
 
 
-def refuse_upgraded(queue: QueueLog, target: ObjectLog) -> None:
-    """``InvalidInput`` if an upgrade has copied the queue into the target: an ingest would append its batches again."""
+def refuse_upgraded(queue: object, target: ObjectLog) -> None:
+    """``InvalidInput`` if an upgrade has copied this queue into the target: an ingest would append its batches again.
+
+    Any other source is fine.
+    """
+    if not isinstance(queue, QueueLog):
+        return
     with contextlib.suppress(OutcomeUnknown):  # the target has forgotten its oldest writers: it may be any queue's
         done = _QueueCopy(queue, target, Compression.LZ4, CHANCE).position(target.head())
         if done is not None:

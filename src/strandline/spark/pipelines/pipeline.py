@@ -10,13 +10,13 @@ from typing import Annotated, Any, Final, Self
 
 from pyspark.sql import SparkSession
 
-from strandline.compat.v1.log import QueueLog
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
 from strandline.followers.job_descriptions import pipeline_name
 from strandline.followers.run import Follower, PushedLog
+from strandline.log.contract import LogReading
 from strandline.log.lag import lag_of
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.addresses import Address
@@ -127,10 +127,10 @@ def follow(
 
 
 def transforming(
-    spark: Any, log: object, sink: Sink, transform: Any, place: Place, *, reruns: bool = False
+    spark: Any, log: LogReading, sink: Sink, transform: Any, place: Place, *, reruns: bool = False
 ) -> tuple[TableSink, SparkWorkers]:
     """The sink of transformed rows, and the workers that transform; ``InvalidInput`` if Spark cannot for this sink."""
-    if isinstance(log, QueueLog):
+    if log.counts_batches:
         raise InvalidInput("Offsets of a queue of version 1 count batches: Spark's transforms need a log.")
     if not isinstance(transform, str) and not callable(transform):
         raise InvalidInput(f"A transform is a function or a query as text, not {type(transform).__name__}.")

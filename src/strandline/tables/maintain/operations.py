@@ -9,7 +9,6 @@ from typing import Final
 
 import pyarrow as pa
 
-from strandline.compat.v1.log import QueueLog
 from strandline.errors import Conflict, InvalidInput, NotFound, Unsupported
 from strandline.log.addressed import log_at
 from strandline.log.contract import Log
@@ -217,7 +216,7 @@ def replay_letters(sink: MaintainedTable, log: Log | Address) -> Replayed:
     [3000000000]
     """
     with log_at(log) as source:
-        if isinstance(source, QueueLog):
+        if source.counts_batches:
             raise Unsupported(
                 f"{source!r} is a queue of version 1, whose records share the offset of their batch: no letter can be "
                 "told from the rows of its batch, and nothing was changed. Copy the queue into a log with sl.ingest, "
