@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from strandline.log.contract import Log, Slots
 from strandline.model.cursor import Cursor
-from strandline.model.head import LogBatch, StoredAppend, WriterId, WriterState
-from strandline.model.node import Heartbeat, Membership
-from strandline.model.records import RecordSource
-from strandline.node.lead.consumer_slots import ConsumerSlots
-from strandline.node.lead.policies import CommitPolicy
+from strandline.model.head import LogBatch, StoredAppend
+from strandline.model.node import Heartbeat
 from strandline.node.lead.replicas import ReplicaProgress
-from strandline.node.members.rules import Change
 from strandline.node.messages import (
     Acknowledgement,
     Caller,
-    Commit,
     ElectionReport,
     Handover,
-    NodeSlots,
     NodeStatus,
     Registration,
     Resume,
@@ -29,6 +23,9 @@ from strandline.node.messages import (
     Topology,
 )
 from strandline.node.tickets import Tickets
+
+if TYPE_CHECKING:
+    from strandline.node.lead.primary import PrimaryRole
 
 
 class ReplicationFeed(Protocol):
@@ -58,8 +55,14 @@ class ReplicationFeed(Protocol):
         """End the stream; closing twice is fine."""
 
 
-class PrimaryApi(Protocol):
-    """Calls of replicas to their primary."""
+@runtime_checkable
+class Upstream(Protocol):
+    """A node as other nodes call it. All calls may block on the network.
+
+    ``TransientStorageError`` if no answer came: the call may have been executed, and repeating it is safe. ``NotReady``
+    from a node that does not lead. ``Fenced`` if the caller has seen a higher term, or is not authorised. Errors of
+    the node are raised as the same classes.
+    """
 
     def register(self, caller: Caller, *, region: str | None) -> Registration:
         """Register as a replica; repeating it only refreshes when it was last seen."""
@@ -100,50 +103,6 @@ class PrimaryApi(Protocol):
         ``membership`` is the version of the members' record that is durable at the caller; (0, 0) for none.
         """
 
-
-class PrimaryService(PrimaryApi, Protocol):
-    """A primary as its server calls it: for its replicas, and for clients that append."""
-
-    @property
-    def slots(self) -> ConsumerSlots:
-        """The slots of consumers."""
-
-    def append(
-        self,
-        records: RecordSource,
-        *,
-        append: tuple[WriterId, int] | None,
-        policy: CommitPolicy | None,
-        timeout: float,
-        expect: int | None = None,
-    ) -> Commit:
-        """Append a batch and wait for the node's commit policy, or for a stronger one that the call asks for."""
-
-    def slot_lags(self) -> NodeSlots:
-        """All slots, of consumers, replicas and the tierer, and what each pins."""
-
-    def rotate_keys(self) -> None:
-        """Make a new key for tickets; the former one verifies for a ticket's lifetime."""
-
-    def change_members(self, change: Change, *, force: bool = False) -> Membership:
-        """Begin a change of the log's nodes or of its policy; returns the record that is in force."""
-
-    def last_number(self, writer: WriterId) -> int | None:
-        """The number of the writer's last append; None if the log does not know the writer."""
-
-    def last_append(self, writer: WriterId) -> WriterState | None:
-        """The last append of a writer, or of a source of ingested records; None if the log does not know it."""
-
-
-@runtime_checkable
-class Upstream(PrimaryApi, Protocol):
-    """A node as other nodes call it. All calls may block on the network.
-
-    ``TransientStorageError`` if no answer came: the call may have been executed, and repeating it is safe. ``NotReady``
-    from a node that does not lead. ``Fenced`` if the caller has seen a higher term, or is not authorised. Errors of
-    the node are raised as the same classes.
-    """
-
     def report(self, caller: Caller) -> ElectionReport:
         """The node's election report, in either role; from now on it refuses terms below the caller's."""
 
@@ -156,7 +115,7 @@ class NodeService(Protocol):
     """A node as its server calls it. Every call raises ``NotReady`` while the node is starting."""
 
     @property
-    def primary(self) -> PrimaryService:
+    def primary(self) -> PrimaryRole:
         """The node as the primary; ``NotReady`` if it does not lead."""
 
     def report(self, caller: Caller) -> ElectionReport:

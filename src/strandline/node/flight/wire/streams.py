@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
@@ -19,8 +19,10 @@ from strandline.model.head import LogBatch
 from strandline.model.node import NO_HEARTBEAT, Heartbeat
 from strandline.model.records import READ_SCHEMA
 from strandline.node.messages import Caller
-from strandline.node.services import PrimaryApi
 from strandline.storage.clock import Clock
+
+if TYPE_CHECKING:
+    from strandline.node.lead.primary import PrimaryRole
 
 TURN: Final = 0.2
 """Seconds between two checks whether a stream is still wanted."""
@@ -131,7 +133,7 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def feeding(
-    primary: PrimaryApi, ticket: FeedTicket, caller: Caller, live: Live, timer: HeartbeatTimer, hold: ReserveMemory
+    primary: PrimaryRole, ticket: FeedTicket, caller: Caller, live: Live, timer: HeartbeatTimer, hold: ReserveMemory
 ) -> Generator[RecordMessage | NoteMessage, None, None]:
     """Log batches without an end, and heartbeats: when there are no batches, and whenever the heartbeat has changed.
 
@@ -151,8 +153,8 @@ def feeding(
                         with contextlib.nullcontext() if size else hold(len(part)):
                             yield part, note
             heartbeat = feed.heartbeat
-            is_news = heartbeat is not None and (heartbeat != last_heartbeat or (timer.is_due() and not batches))
-            if heartbeat is not None and is_news:
+            is_news = heartbeat != last_heartbeat or (timer.is_due() and not batches)
+            if is_news:
                 last_heartbeat = heartbeat
                 yield None, encode_note(Note(Flag.HEARTBEAT, 0, 0, 0, 0, None, heartbeat))
             if batches or is_news:
@@ -193,7 +195,7 @@ def _message(batch: pa.RecordBatch, page: Parts | None = None) -> memoryview:
 
 
 def pieces(
-    primary: PrimaryApi, ticket: FileTicket, caller: Caller, live: Live
+    primary: PrimaryRole, ticket: FileTicket, caller: Caller, live: Live
 ) -> Generator[pa.RecordBatch, None, None]:
     """A piece of a snapshot's file: at most ``limit`` bytes."""
     left = ticket.limit
