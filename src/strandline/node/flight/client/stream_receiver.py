@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, TypeVar, final
 
 import pyarrow as pa
@@ -139,15 +139,14 @@ class Receiver(Generic[T]):
         self._silence = silence
         self._clock = clock
         self._limit = queue_bytes
-        self._queue: SimpleQueue[tuple[T, int] | None] = SimpleQueue()
-        """Received items; None for a message without one."""
-        self._left: tuple[T, int] | None = None
-        """An item that did not fit into the last take."""
-        self._received = self._taken = 0
-        """Bytes; each is counted by one thread."""
-        self._room = threading.Condition()
-        self._crowded = False
-        """Whether the receiving thread waits for room."""
+        self._changed = threading.Condition(threading.Lock())
+        """Guards all that follows."""
+        self._items: deque[tuple[T, int]] = deque()
+        """Received items with their sizes."""
+        self._held = 0
+        """Bytes of the received items."""
+        self._is_news = False
+        """Whether a take need not wait: a message came since the last one, or the stream has ended."""
         self._last_message = clock.monotonic()
         self._ended: BaseException | None = None
         self._done = False
@@ -160,7 +159,7 @@ class Receiver(Generic[T]):
     def _receive(self) -> None:
         try:
             with self._begin() as reader:
-                with self._room:
+                with self._changed:
                     self._reader = reader
                     closed = self._closed
                 if closed:
@@ -178,93 +177,66 @@ class Receiver(Generic[T]):
             self._end(error)
 
     def _put(self, item: tuple[T, int] | None) -> bool:
-        self._last_message = self._clock.monotonic()
-        if item is not None:
-            if not self._has_room(item[1]):
-                self._wait_for_room(item[1])
-            self._received += item[1]
-        self._queue.put(item)
-        return not self._closed
+        """Keep the item of a message, once there is room for it; returns False if the stream was closed."""
+        with self._changed:
+            if item is not None:
+                size = item[1]  # one item of any size always fits
+                self._changed.wait_for(lambda: self._closed or not self._held or self._held + size <= self._limit)
+                self._items.append(item)
+                self._held += size
+            self._last_message = self._clock.monotonic()
+            self._wake()
+            return not self._closed
 
-    def _has_room(self, size: int) -> bool:
-        ahead = self._received - self._taken
-        return not ahead or ahead + size <= self._limit  # one item of any size always fits
-
-    def _wait_for_room(self, size: int) -> None:
-        with self._room:
-            self._crowded = True
-            self._room.wait_for(lambda: self._closed or self._has_room(size))
-            self._crowded = False
-        self._last_message = self._clock.monotonic()
+    def _wake(self) -> None:
+        self._is_news = True
+        self._changed.notify_all()
 
     def _end(self, error: BaseException | None) -> None:
-        self._ended, self._done = error, True
-        self._queue.put(None)
+        with self._changed:
+            self._ended, self._done = error, True
+            self._wake()
 
     def take(self, timeout: float, *, most: int = TAKE_BYTES) -> list[T]:
-        """The received items, about ``most`` bytes; empty after the timeout. Raises why the stream ended."""
+        """The received items, about ``most`` bytes, waiting until any message comes; empty after the timeout.
+
+        Raises why the stream ended, once everything was taken.
+        """
         taken: list[T] = []
         size = 0
-        item = self._first(timeout)
-        while item is not None and not self._closed:
-            if taken and size + item[1] > most:
-                self._left = item
-                break
-            taken.append(item[0])
-            size += item[1]
-            item = self._next()
-        if self._closed:
-            raise TransientStorageError(f"The stream of {self._url} was closed: open another one.")
-        if taken:
-            self._taken += size
-            if self._crowded:
-                with self._room:
-                    self._room.notify_all()
-        elif self._done:
-            if self._ended is not None and self._is_over():
+        with self._changed:
+            if not self._is_news:
+                silent = self._clock.monotonic() - self._last_message
+                self._changed.wait_for(lambda: self._is_news, max(0.0, min(timeout, self._silence - silent)))
+            if self._closed:
+                raise TransientStorageError(f"The stream of {self._url} was closed: open another one.")
+            while self._items and (not taken or size + self._items[0][1] <= most):
+                item, its_size = self._items.popleft()
+                taken.append(item)
+                size += its_size
+            self._held -= size
+            self._is_news = bool(self._items) or self._done
+            if taken:
+                self._changed.notify_all()
+            elif self._ended is not None:
                 raise self._ended
-        elif self._clock.monotonic() - self._last_message >= self._silence:
-            raise TransientStorageError(
-                f"{self._url} has sent nothing for {self._silence:g} s, not even a heartbeat: connect again."
-            )
+            elif not self._done and self._clock.monotonic() - self._last_message >= self._silence:
+                raise TransientStorageError(
+                    f"{self._url} has sent nothing for {self._silence:g} s, not even a heartbeat: connect again."
+                )
         return taken
-
-    def _first(self, timeout: float) -> tuple[T, int] | None:
-        """The next item; waits until any message comes."""
-        if self._left is not None or not self._queue.empty() or self._done or self._closed:
-            return self._next()
-        now = self._clock.monotonic()
-        turn = min(now + timeout, self._last_message + self._silence) - now
-        if turn <= 0:
-            return None
-        try:
-            item = self._queue.get(timeout=turn)
-        except Empty:
-            return None
-        return self._next() if item is None else item
-
-    def _next(self) -> tuple[T, int] | None:
-        """The next item that was already received."""
-        item, self._left = self._left, None
-        while item is None and not self._queue.empty():  # only one thread takes
-            item = self._queue.get_nowait()
-        return item
-
-    def _is_over(self) -> bool:
-        return self._done and self._left is None and self._queue.empty()
 
     @property
     def done(self) -> bool:
         """Whether the stream has ended without an error, and everything was taken."""
-        return self._done and self._ended is None and self._is_over()
+        return self._done and self._ended is None and not self._items
 
     def close(self) -> None:
         """End the stream and its thread. Idempotent."""
-        with self._room:
+        with self._changed:
             self._closed = True
             reader = self._reader
-            self._room.notify_all()
-        self._queue.put(None)  # wakes the thread that takes
+            self._wake()
         if reader is not None:
             reader.cancel()
             if self._thread is not threading.current_thread():
