@@ -103,7 +103,8 @@ def _change(world: World) -> None:
         return
     machine, dice = world.dice.choice(leading), world.dice
     draw = dice.random()
-    what: Change = CancelChange()
+    known = machine.running.primary.membership.known
+    what: Change = CancelChange((0, 0) if known is None else known.version)
     if draw < 0.25:
         name = dice.choice(_ALL)
         what = AddNode(name, name)

@@ -99,11 +99,12 @@ def test_a_change_over_the_network_is_checked(begin):
             ({"change": "add", "name": "b", "url": "grpc://b:1", "vote": True}, "only"),
             ({"change": "policy", "policy": "x" * 20_000}, "no text"),
             ({"change": "policy", "policy": "what"}, "no commit policy"),
+            ({"change": "cancel"}, "'term': None is no whole number"),
         ):
             with pytest.raises(InvalidInput, match=why):
                 channel.ask("change-members", fields)
         with pytest.raises(InvalidInput, match="nothing to take back"):
-            log.change_members(CancelChange())
+            log.change_members(CancelChange((1, 1)))
         assert log.topology().membership is None
 
 

@@ -23,7 +23,9 @@ from strandline.node.members.rules import (
     members_of,
     shown,
     taken_over,
+    urls,
 )
+from strandline.node.members.steps import MemberChange
 from strandline.node.messages import Caller, NotRequired, Reached
 from tests.node.nodes_by_hand import Cluster, records
 
@@ -48,6 +50,33 @@ def led(cluster, names="abc", *, policy="quorum(a,b,c)", **more):
 
 def known(cluster, name="a"):
     return cluster.nodes[name].node_folder.state.membership
+
+
+def taking_back(cluster, on="a"):
+    """The change that takes back what is pending."""
+    return CancelChange(known(cluster, on).version)
+
+
+class Operator:
+    """Somebody who runs a command against one node; while it waits, the nodes go on, and others act."""
+
+    def __init__(self, cluster, *, on="a", meanwhile=()):
+        self.cluster, self.on, self.meanwhile = cluster, on, list(meanwhile)
+        self.change = MemberChange(self, self, timeout=600.0)
+
+    def monotonic(self):
+        return self.cluster.clock.monotonic()
+
+    def sleep(self, seconds):
+        self.cluster.step(seconds=seconds)
+        if self.meanwhile and self.meanwhile[0]():
+            del self.meanwhile[0]
+
+    def change_members(self, what, *, force=False):
+        return self.cluster.nodes[self.on].primary.change_members(what, force=force)
+
+    def topology(self):
+        return self.cluster.nodes[self.on].primary.topology(Caller("operator"))
 
 
 def is_done(cluster, *names):
@@ -262,7 +291,7 @@ class TestChangingThePolicy:
             cluster.kill(name)
         with pytest.raises(NotReady, match="Another change is pending"):
             a.primary.change_members(AddNode("d", "to:d"))
-        assert a.primary.change_members(CancelChange()).members.policy == "quorum(a,b,c)"
+        assert a.primary.change_members(taking_back(cluster)).members.policy == "quorum(a,b,c)"
         cluster.step(60)
         assert known(cluster).former is not None  # taking it back needs both, too
         for name in "bc":
@@ -270,7 +299,35 @@ class TestChangingThePolicy:
         cluster.until(lambda: is_done(cluster, "a", "b", "c"))
         assert str(a.primary.policy) == "quorum(a,b,c)"
         with pytest.raises(InvalidInput, match="nothing to take back"):
-            a.primary.change_members(CancelChange())
+            a.primary.change_members(taking_back(cluster))
+
+    def test_a_change_is_taken_back_once_however_often_that_is_asked_for(self, cluster):
+        a = led(cluster)
+        asked = a.primary.change_members(SetPolicy("ack_n(2)"))
+        for name in "bc":
+            cluster.kill(name)
+        with pytest.raises(InvalidInput, match="Another change is pending now"):
+            a.primary.change_members(CancelChange((asked.term, asked.number - 1)))
+        back = a.primary.change_members(CancelChange(asked.version))
+        assert back.takes_back == asked.version
+        assert a.primary.change_members(CancelChange(asked.version)) == back  # the answer was lost
+        with pytest.raises(NotReady, match="is not complete"):  # Ctrl-C, and the command again
+            MemberChange(Operator(cluster), cluster.clock, timeout=0.0).cancel()
+        assert known(cluster) == back
+        for name in "bc":
+            cluster.start(name)
+        assert Operator(cluster).change.cancel().members.policy == "quorum(a,b,c)"
+        with pytest.raises(InvalidInput, match="nothing to take back"):
+            Operator(cluster).change.cancel()
+
+    def test_what_is_being_taken_back_is_taken_back_at_once_by_force(self, cluster):
+        a = led(cluster)
+        asked = a.primary.change_members(SetPolicy("ack_n(2)"))
+        for name in "bc":
+            cluster.kill(name)
+        a.primary.change_members(CancelChange(asked.version))
+        found = a.primary.change_members(CancelChange(asked.version), force=True)
+        assert (found.members.policy, found.former, found.takes_back) == ("quorum(a,b,c)", None, None)
 
     @pytest.mark.parametrize(
         ("policy", "why"),
@@ -298,6 +355,52 @@ class TestChangingThePolicy:
         a.primary.change_members(SetPolicy("local"), force=True)
         assert handle.done()
         assert a.primary.committed == 2
+
+
+class TestWaitingForAChange:
+    def test_it_is_complete_also_if_another_one_began_right_after_it(self, cluster):
+        a = led(cluster)
+
+        def begins():
+            if known(cluster) is None or known(cluster).former is not None:
+                return False
+            for name in "bc":
+                cluster.kill(name)
+            return a.primary.change_members(SetPolicy("ack_n(1)"), force=False)
+
+        found = Operator(cluster, meanwhile=[begins]).change.add("d", "to:d", vote=False)
+        assert "d" in urls(found)
+        assert found.former is not None  # the other one goes on
+
+    def test_it_is_complete_also_if_others_were_completed_since(self, cluster):
+        a = led(cluster)
+
+        def others():
+            if known(cluster) is None or known(cluster).former is not None:
+                return False
+            a.primary.change_members(SetPolicy("ack_n(1)"), force=True)
+            return a.primary.change_members(AddNode("e", "to:e"), force=True)
+
+        found = Operator(cluster, meanwhile=[others]).change.add("d", "to:d", vote=False)
+        assert set("de") <= set(urls(found))
+
+    def test_one_that_was_taken_back_says_so(self, cluster):
+        a = led(cluster)
+        for name in "bc":
+            cluster.kill(name)
+        meanwhile = [lambda: known(cluster) and a.primary.change_members(taking_back(cluster))]
+        with pytest.raises(NotReady, match="taken back, or followed by another"):
+            Operator(cluster, meanwhile=meanwhile).change.add("d", "to:d", vote=False)
+
+    def test_a_vote_is_added_to_the_voters_of_that_moment(self, cluster):
+        a = led(cluster)
+
+        def others():
+            return known(cluster).former is None and change(cluster, SetPolicy("quorum(a,b)")) and cluster.start("d")
+
+        found = Operator(cluster, meanwhile=[lambda: known(cluster), others]).change.add("d", "to:d")
+        assert found.members.policy == "quorum(a,b,d)"
+        assert str(a.primary.policy) == "quorum(a,b,d)"
 
 
 STEPS = ["record", "spread", "complete", "told"]
@@ -625,15 +728,17 @@ class TestBrokenTwins:
     def test_a_change_that_a_new_primary_took_back_is_not_begun_again_by_taking_that_back(self):
         before, after = members_of({"a": "", "b": ""}, "quorum(a,b)"), members_of({"a": "", "b": ""}, "quorum(a)")
         taken_back = taken_over(Membership(3, 7, after, before), term=5, primary="b")
-        assert taken_back == Membership(5, 8, before, after)
-        with pytest.raises(InvalidInput, match="does not name the primary"):
-            begun(taken_back, CancelChange(), term=5, primary="b")
+        assert taken_back == Membership(5, 8, before, after, takes_back=(3, 7))
+        assert begun(taken_back, CancelChange((3, 7)), term=5, primary="b") is taken_back
+        begun_again = taken_over(taken_back, term=6, primary="a")
+        assert begun_again == Membership(6, 9, before, after, takes_back=(3, 7))
+        assert taken_over(taken_back, term=6, primary="c") == Membership(6, 9, after, before)
 
     def test_a_new_primary_goes_on_with_a_pending_change_in_its_own_term(self):
         before, after = members_of({"a": "", "b": ""}, "quorum(a,b)"), members_of({"a": ""}, "quorum(a)")
         pending = Membership(3, 7, after, before)
         assert taken_over(pending, term=5, primary="a") == Membership(5, 8, after, before)
-        assert taken_over(pending, term=5, primary="b") == Membership(5, 8, before, after)
+        assert taken_over(pending, term=5, primary="b") == Membership(5, 8, before, after, (3, 7))
         done = Membership(3, 7, after)
         assert taken_over(done, term=5, primary="a") == done
 

@@ -72,6 +72,8 @@ class Membership:
     members: LogMembers
     former: LogMembers | None = None
     """Those before, while the change is pending: commits and elections need both."""
+    takes_back: tuple[int, int] | None = None
+    """The version of the record whose change this one takes back; None for any other change."""
 
     @property
     def version(self) -> tuple[int, int]:

@@ -55,7 +55,10 @@ class SetPolicy:
 
 @dataclass(frozen=True, slots=True)
 class CancelChange:
-    """Take back the pending change, by a change in the other direction."""
+    """Take back a pending change, by one in the other direction. Repeating it is harmless."""
+
+    version: tuple[int, int]
+    """That of the record that is pending."""
 
 
 Change: TypeAlias = AddNode | RemoveNode | SetPolicy | CancelChange
@@ -157,12 +160,8 @@ def begun(known: Membership, change: Change, *, term: int, primary: str, force: 
     ``force`` asks the former members for nothing: they are lost. ``InvalidInput`` for a change that cannot be,
     ``NotReady`` while another one is pending.
     """
-    number = known.number + 1
     if isinstance(change, CancelChange):
-        if known.former is None:
-            raise InvalidInput("No change of the members is pending: there is nothing to take back.")
-        _check_leads(known.former, primary)
-        return Membership(term, number, known.former, None if force else known.members)
+        return _taken_back(known, change, term, primary, force=force)
     if known.former is not None and not force:
         raise NotReady(
             f"Another change is pending, {shown(known)}: wait until it is complete, or take it back "
@@ -175,7 +174,21 @@ def begun(known: Membership, change: Change, *, term: int, primary: str, force: 
         _check_addresses(after)
     if after == known.members and known.former is None:
         return known
-    return Membership(term, number, after, None if force else known.members)
+    return Membership(term, known.number + 1, after, None if force else known.members)
+
+
+def _taken_back(known: Membership, change: CancelChange, term: int, primary: str, *, force: bool) -> Membership:
+    if known.former is None:
+        raise InvalidInput(f"No change of the members is pending: there is nothing to take back. It is {shown(known)}.")
+    if change.version not in (known.version, known.takes_back):
+        raise InvalidInput(
+            f"Another change is pending now, {shown(known)}: nothing was taken back. Repeat the command to take back "
+            "that one."
+        )
+    if known.takes_back != change.version:
+        _check_leads(known.former, primary)
+        known = Membership(term, known.number + 1, known.former, known.members, takes_back=known.version)
+    return completed(known, term=term) if force else known
 
 
 def _check_leads(part: LogMembers, primary: str) -> None:
@@ -228,12 +241,29 @@ def taken_over(known: Membership, *, term: int, primary: str) -> Membership:
     after = replace(known, term=term, number=known.number + 1)
     if _is_voter(known.members, primary):
         return after
-    return replace(after, members=known.former, former=known.members)
+    takes_back = known.version if known.takes_back is None else None  # otherwise it goes on with the first change
+    return replace(after, members=known.former, former=known.members, takes_back=takes_back)
 
 
 def completed(known: Membership, *, term: int) -> Membership:
     """The record that ends a change."""
     return Membership(term, known.number + 1, known.members)
+
+
+def is_in_force(change: Change, begun: Membership, known: Membership) -> bool:
+    """Whether a change that ``begun`` has begun, and that is not pending any more, was completed.
+
+    Other changes may have followed: those before one that is pending are in force, too.
+    """
+    now = known.members if known.former is None or known.takes_back else known.former
+    match change:
+        case AddNode(name, url):
+            return NodeAddress(name, url) in now.nodes
+        case RemoveNode(name):
+            return name not in _names(now)
+        case SetPolicy(policy):
+            return now.policy == str(parse_policy(policy))
+    return now == begun.members
 
 
 def is_spread(known: Membership, offsets: DurableOffsets, holders: Collection[str]) -> bool:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Protocol, final
+from typing import Final, Protocol, TypeVar, final
 
 from strandline.errors import NotReady, TransientStorageError
 from strandline.model.node import Membership
 from strandline.node.lead.policies import Quorum, parse_policy
-from strandline.node.members.rules import AddNode, CancelChange, Change, RemoveNode, SetPolicy, shown
+from strandline.node.members.rules import AddNode, CancelChange, Change, RemoveNode, SetPolicy, is_in_force, shown
 from strandline.node.messages import Topology
 from strandline.storage.clock import Clock
+
+T = TypeVar("T")
 
 CHANGE_SECONDS: Final = 60.0
 """How long a change is waited for."""
@@ -51,16 +54,20 @@ class MemberChange:
     def add(self, name: str, url: str, *, vote: bool = True) -> Membership:
         """Add a node; with a quorum it votes once it has followed. Repeating it continues where that has stopped."""
         known = self._complete(AddNode(name, url))
-        policy = parse_policy(known.members.policy)
-        if not vote or not isinstance(policy, Quorum) or name in policy.voters:
-            return known
-        self._progress(f"{name} is a node of the log, and votes when it has caught up")
-        while not self._follows(name):
+        while vote:
+            seen = self._asked(self._primary.topology)
+            known = seen.membership or known  # others may change the voters meanwhile
+            policy = parse_policy(known.members.policy)
+            if not isinstance(policy, Quorum) or name in policy.voters:
+                break
+            self._progress(f"{name} is a node of the log, and votes when it has caught up")
+            if known.former is None and _follows(seen, name):
+                return self._complete(SetPolicy(str(Quorum(policy.voters | {name}))))
             self._pause(
                 f"{name} does not follow yet, and has no vote: start it, and repeat the command; see "
                 "'strandline node topology'."
             )
-        return self._complete(SetPolicy(str(Quorum(policy.voters | {name}))))
+        return known
 
     def remove(self, name: str) -> Membership:
         """Remove a node, and its vote."""
@@ -71,43 +78,46 @@ class MemberChange:
         return self._complete(SetPolicy(policy))
 
     def cancel(self) -> Membership:
-        """Take back the pending change."""
-        return self._complete(CancelChange())
-
-    def _follows(self, name: str) -> bool:
-        """Whether a node has everything that was committed when it was asked."""
-        seen = self._primary.topology()
-        return any(
-            each.name == name and each.healthy and (each.durable or 0) >= seen.committed for each in seen.members
-        )
+        """Take back the pending change; one that is being taken back already is waited for."""
+        known = self._asked(self._primary.topology).membership
+        return self._complete(CancelChange((0, 0) if known is None else known.takes_back or known.version))
 
     def _complete(self, change: Change) -> Membership:
-        begun = None
-        while begun is None:
-            try:
-                begun = self._primary.change_members(change, force=self._force)
-            except NotReady as error:
-                self._pause(str(error))
-        return self._ended(begun)
-
-    def _ended(self, begun: Membership) -> Membership:
-        """The record with which a change has ended, whichever node leads then."""
-        known: Membership | None = begun
-        while known is not None and known.former is not None:
+        """Begin a change, and wait; the record that is in force then, whichever node leads."""
+        begun = known = self._asked(lambda: self._primary.change_members(change, force=self._force))
+        while _is_pending(begun, known):
             self._progress(f"waits until {shown(known)} is on enough nodes")
             self._pause(
                 f"The change to {shown(known)} is not complete, and goes on by itself; until then commits need both. "
                 "See 'strandline node topology', or take it back: 'strandline node policy URL --cancel'."
             )
-            try:
-                known = self._primary.topology().membership
-            except (NotReady, TransientStorageError):  # another node may lead in a moment
-                continue
-        if known is None or replace(known, term=0, number=0) != replace(begun, term=0, number=0, former=None):
-            raise NotReady("The change was lost with the primary that began it, or taken back: repeat the command.")
+            with contextlib.suppress(NotReady, TransientStorageError):  # another node may lead in a moment
+                known = self._primary.topology().membership or Membership(0, 0, begun.former or begun.members)
+        if not is_in_force(change, begun, known):
+            raise NotReady(
+                "The change is not in force: it was lost with the primary that began it, taken back, or followed by "
+                f"another one. Now it is {shown(known)}: repeat the command if you still want the change."
+            )
         return known
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        while True:
+            try:
+                return ask()
+            except NotReady as error:
+                self._pause(str(error))
 
     def _pause(self, why: str) -> None:
         if self._clock.monotonic() >= self._deadline:
             raise NotReady(why)
         self._clock.sleep(_LOOK)
+
+
+def _follows(seen: Topology, name: str) -> bool:
+    """Whether a node has everything that was committed when the primary was asked."""
+    return any(each.name == name and each.healthy and (each.durable or 0) >= seen.committed for each in seen.members)
+
+
+def _is_pending(begun: Membership, known: Membership) -> bool:
+    """Whether the change that a record began goes on; a new primary gives the record its own term and number."""
+    return known.former is not None and replace(known, term=begun.term, number=begun.number) == begun

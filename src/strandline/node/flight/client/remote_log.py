@@ -370,8 +370,8 @@ class RemoteLog(OptionalCalls, Produces, LogReading, Closing):
                 fields |= {"change": "remove", "name": name}
             case SetPolicy(policy):
                 fields |= {"change": "policy", "policy": policy}
-            case CancelChange():
-                fields |= {"change": "cancel"}
+            case CancelChange((term, number)):
+                fields |= {"change": "cancel", "term": term, "number": number}
         return self._nodes.on_primary(
             lambda channel: self._ask(channel, "change-members", **fields).record(Membership), may_repeat=False
         )

@@ -268,7 +268,7 @@ def _rebootstrap(served: NodeService, rights: CallerRights, fields: Fields) -> l
 
 
 def _change_members(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
-    fields.only("change", "name", "url", "policy", "force")
+    fields.only("change", "name", "url", "policy", "term", "number", "force")
     rights.need(Role.ADMIN)
     change: Change
     match fields.text("change"):
@@ -280,7 +280,7 @@ def _change_members(served: NodeService, rights: CallerRights, fields: Fields) -
         case "policy":
             change = SetPolicy(fields.text("policy", longest=1 << 14))
         case "cancel":
-            change = CancelChange()
+            change = CancelChange((fields.natural("term"), fields.natural("number")))
         case other:
             raise fields.refused(f"the change {other[:40]!r} is not known")
     return [write_record(served.primary.change_members(change, force=fields.flag("force")))]
