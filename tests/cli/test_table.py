@@ -95,6 +95,21 @@ def test_a_table_is_moved_to_a_copy_of_its_log_and_a_second_time_says_so(place):
     assert "but log" in call("verify", table, log, *schema, status=1)
 
 
+def test_ctrl_c_in_a_move_says_how_to_find_out_whether_the_table_was_moved(place, monkeypatch):
+    table, log, copy = (str(place / name) for name in ("table", "log", "copy"))
+    schema = ["--schema", str(place / "schema.json")]
+    sl.ingest(log, copy)
+    real = sl.DeltaSink.move
+
+    def interrupted(*arguments):
+        real(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sl.DeltaSink, "move", interrupted)
+    assert call("move", table, log, copy, *schema, status=130).startswith("interrupted: repeat the command: it says")
+    assert "already" in call("move", table, log, copy, *schema)
+
+
 def test_a_table_is_not_moved_to_a_log_with_other_offsets(place):
     log, copy = (str(place / name) for name in ("log", "copy"))
     with sl.open(copy, create=True).producer() as producer:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated
 
@@ -12,8 +13,9 @@ import typer
 from strandline.cli.node.admin import asking
 from strandline.cli.node.node_state import member_lines
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import Json, Yes, confirm
+from strandline.cli.shared.common import Json, Yes, confirm, on_interruption
 from strandline.errors import InvalidInput
+from strandline.model.addresses import check_replica_name
 from strandline.model.node import Membership
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.members.steps import CHANGE_SECONDS, MemberChange
@@ -29,8 +31,13 @@ Force = Annotated[
 ]
 
 
-def _change(node: RemoteLog, timeout: float, *, quiet: bool, force: bool = False) -> MemberChange:
-    return MemberChange(node, CLOCK, timeout=timeout, force=force, progress=_progress(quiet=quiet))
+@contextmanager
+def _change(node: RemoteLog, timeout: float, *, quiet: bool, force: bool) -> Iterator[MemberChange]:
+    with on_interruption(
+        "a change that has begun goes on by itself, as 'strandline node topology' shows. Repeat the command to wait "
+        "for it, or take it back: 'strandline node policy URL --cancel'."
+    ):
+        yield MemberChange(node, CLOCK, timeout=timeout, force=force, progress=_progress(quiet=quiet))
 
 
 def _progress(*, quiet: bool) -> Callable[[str], None]:
@@ -76,8 +83,10 @@ def add(
     name, found, url = new.partition("=")
     if not (name and found and url):
         raise InvalidInput(f"{new!r} names no node: write NAME=grpc://host:port.")
+    check_replica_name(name)
     _confirm_force(force=force, yes=yes)
-    known = _change(node, timeout, quiet=json, force=force).add(name, url, vote=vote)
+    with _change(node, timeout, quiet=json, force=force) as change:
+        known = change.add(name, url, vote=vote)
     _answer(known, f"{name} is a node of the log.", as_json=json)
 
 
@@ -97,9 +106,11 @@ def remove(
 
     Example: strandline node remove grpc://10.0.0.1:7450 c
     """
+    check_replica_name(name)
     confirm(f"Remove node {name!r} from the log? It follows no more, and has no vote.", yes=yes)
     _confirm_force(force=force, yes=yes)
-    known = _change(node, timeout, quiet=json, force=force).remove(name)
+    with _change(node, timeout, quiet=json, force=force) as change:
+        known = change.remove(name)
     _answer(known, f"{name} is no node of the log any more.", as_json=json)
 
 
@@ -131,6 +142,6 @@ def policy(
                     *([] if seen.membership is None else member_lines(seen.membership)), as_json=json)  # fmt: skip
         return
     _confirm_force(force=force, yes=yes)
-    change = _change(node, timeout, quiet=json, force=force)
-    known = change.cancel() if policy is None else change.set_policy(policy)
+    with _change(node, timeout, quiet=json, force=force) as change:
+        known = change.cancel() if policy is None else change.set_policy(policy)
     _answer(known, f"The log commits under {known.members.policy}.", as_json=json)

@@ -127,7 +127,8 @@ def retention_policy(text: str) -> str:
 
 
 def guarded(command: Callable[P, R], *, fenced: int = 1) -> Callable[..., R]:
-    """End the command properly: an error is one sentence and status 1, Ctrl-C is one word and status 130.
+    """End the command properly: an error is one sentence and status 1, Ctrl-C is one word and status 130, with what to
+    do next where :func:`on_interruption` says that.
 
     Adds the option ``--debug``, with which an error keeps its traceback. ``fenced`` is the status if another
     process has taken over. A closed standard output (``| head``) is no error.
@@ -138,8 +139,8 @@ def guarded(command: Callable[P, R], *, fenced: int = 1) -> Callable[..., R]:
         try:
             with _interruptible():
                 return command(*args, **options)
-        except KeyboardInterrupt:
-            show.line("interrupted", file=sys.stderr)
+        except KeyboardInterrupt as interruption:
+            show.line(": ".join(["interrupted", *map(str, interruption.args)]), file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             # Python flushes standard output once more at exit, and would complain.
@@ -155,6 +156,15 @@ def guarded(command: Callable[P, R], *, fenced: int = 1) -> Callable[..., R]:
     option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_DEBUG)
     run.__signature__ = own.replace(parameters=[*own.parameters.values(), option])  # type: ignore[attr-defined]
     return run
+
+
+@contextmanager
+def on_interruption(advice: str) -> Iterator[None]:
+    """What to do after Ctrl-C in work that may or may not have taken effect."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(advice) from None
 
 
 def _reason(error: StrandlineError | OSError) -> StrandlineError | OSError:

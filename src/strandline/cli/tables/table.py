@@ -10,7 +10,7 @@ import typer
 
 import strandline as sl
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import Json, confirm, guarded
+from strandline.cli.shared.common import Json, confirm, guarded, on_interruption
 from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.groups import group
 from strandline.cli.shared.pools import Workers, is_on_spark, spark_session, task_pool
@@ -264,7 +264,10 @@ def move(
     if is_in_database(url):
         letters = None if dead_letters is None else True
     sink = followed_table(url, former, schema=schema, key=key, tombstones=tombstones, name=name, dead_letters=letters)
-    with show.busy("comparing the offsets of both logs"):
+    with (
+        on_interruption("repeat the command: it says which log the table follows."),
+        show.busy("comparing the offsets of both logs"),
+    ):
         done = sl.move_table(sink, former, other)
     follows = "follows that log already" if done.was_there else "follows that log now"
     text = f"The table {follows}, from offset {done.cursor.next:,} on; no row was changed."

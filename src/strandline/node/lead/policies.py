@@ -229,6 +229,7 @@ def strengthened(policy: CommitPolicy, asked: CommitPolicy) -> CommitPolicy:
 
 
 _SHAPE: Final = re.compile(r"(local|ack_n|quorum|regions)(?:\(([^()]*)\))?")
+_COUNT: Final = re.compile(r"-?[0-9]{1,9}")
 
 
 @checked
@@ -252,17 +253,24 @@ def parse_policy(text: str) -> CommitPolicy:
             case "local" if not words:
                 return Local()
             case "ack_n" if len(words) == 1:
-                return AckN(int(words[0]))
+                return AckN(_count(words[0]))
             case "quorum":
                 return Quorum(frozenset(words))
             case "regions":
                 pairs = [word.partition("=") for word in words]
-                return Regions(tuple(sorted((region.strip(), int(count or 1)) for region, _, count in pairs)))
+                return Regions(tuple(sorted((region.strip(), _count(count or "1")) for region, _, count in pairs)))
     except InvalidInput:
         raise
     except ValueError as error:
         raise _unknown(text) from error
     raise _unknown(text)
+
+
+def _count(text: str) -> int:
+    """A number of replicas; ``ValueError`` for what is none, or more than any log has."""
+    if not _COUNT.fullmatch(text.strip()):
+        raise ValueError("it is no number of replicas")
+    return int(text)
 
 
 def as_policy(asked: str | CommitPolicy | None) -> CommitPolicy | None:
@@ -272,7 +280,7 @@ def as_policy(asked: str | CommitPolicy | None) -> CommitPolicy | None:
 
 def _unknown(text: str) -> InvalidInput:
     return InvalidInput(
-        f"{text!r} is no commit policy: use 'local', 'ack_n(2)', 'quorum(a,b,c)' or 'regions(eu=1,us=1)'."
+        f"{text[:200]!r} is no commit policy: use 'local', 'ack_n(2)', 'quorum(a,b,c)' or 'regions(eu=1,us=1)'."
     )
 
 

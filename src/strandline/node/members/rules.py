@@ -193,7 +193,9 @@ def _taken_back(known: Membership, change: CancelChange, term: int, primary: str
 
 def _check_leads(part: LogMembers, primary: str) -> None:
     if not _is_voter(part, primary):
-        raise InvalidInput(f"{part.policy} does not name the primary: add {primary}, or promote another node first.")
+        raise InvalidInput(
+            f"{part.policy[:200]} does not name the primary: add {primary}, or promote another node first."
+        )
 
 
 def _check_addresses(part: LogMembers) -> None:

@@ -97,8 +97,12 @@ class Channel:
     def call(self, action: str, fields: dict[str, Any], *, timeout: float | None = None) -> list[bytes]:
         """Call an action; returns its answer in pieces."""
         options = self.options(timeout or self.timeout)
+        try:
+            body = write_fields(fields)
+        except UnicodeEncodeError as error:  # an argument of a command that is not UTF-8
+            raise InvalidInput(f"{action!r} takes text that is UTF-8: {error.reason}.") from error
         with node_errors(self.url, f"{action!r}"):
-            answers = self.client.do_action(fl.Action(action, write_fields(fields)), options)
+            answers = self.client.do_action(fl.Action(action, body), options)
             return [answer.body.to_pybytes() for answer in answers]
 
     def ask(self, action: str, fields: dict[str, Any], *, timeout: float | None = None) -> bytes:
