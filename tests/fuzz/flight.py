@@ -86,7 +86,16 @@ _BODIES: Final = (
     {"name": "b", "term": 1, "kind": "strandline-wal"},
     {"name": "b", "term": 1, "cursor": _CURSOR},
     {"name": "b", "term": 1, "keep_slot": True},
+    {"name": "b", "term": 1, "members_term": 1, "members_number": 3},
 )
+_CHANGES: Final = (
+    {"change": "add", "name": "b", "url": "grpc://127.0.0.1:1", "force": True},
+    {"change": "remove", "name": "b", "force": False},
+    {"change": "policy", "policy": "quorum(a)", "force": True},
+    {"change": "policy", "policy": "ack_n(1) and regions(eu=1)"},
+    {"change": "cancel"},
+)
+_CHANGE: Final = "change-members"
 _TICKETS: Final = tuple(
     json.loads(encode_ticket(ticket))
     for ticket in (
@@ -102,8 +111,8 @@ _COMMANDS: Final = ({}, {"writer": UUID(int=9).hex, "number": 1}, {"policy": "lo
 
 
 def _action(chance: random.Random) -> bytes:
-    name = chance.choice([*ACTIONS, *ACTIONS, "", "x" * 300, "\0"])
-    return _case("DoAction", action(name, _hostile_json(chance, *_BODIES)))
+    name = chance.choice([*ACTIONS, *ACTIONS, *[_CHANGE] * 8, "", "x" * 300, "\0"])
+    return _case("DoAction", action(name, _hostile_json(chance, *(_CHANGES if name == _CHANGE else _BODIES))))
 
 
 def _ticket(chance: random.Random) -> bytes:

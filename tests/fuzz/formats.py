@@ -99,7 +99,7 @@ from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.log.wal.migrated_spool import decode_migrated, encode_migrated
 from strandline.model.cursor import Cursor
 from strandline.model.head import MetadataRange, QueueManifest, SourceProof, WriterState, proven
-from strandline.model.node import Heartbeat, NodeState, Peer, Trouble
+from strandline.model.node import Heartbeat, Membership, NodeState, Peer, Trouble
 from strandline.model.records import RECORD_SCHEMA, with_offsets
 from strandline.model.retention import Invalidation, InvalidReason, SlotState
 from strandline.model.segments import (
@@ -116,10 +116,21 @@ from strandline.model.snapshot import Artifact, Pointer, Snapshot, SnapshotFile,
 from strandline.model.stamp import OpId, Stamped
 from strandline.model.times import Doubt
 from strandline.node.flight.security import Tokens
-from strandline.node.message_json import answer, read_commit, read_resume, write_commit, write_resume
+from strandline.node.lead.policies import DurableOffsets, watermark
+from strandline.node.members.rules import check_membership, may_lead, members_of, policy_of, urls
+from strandline.node.message_json import (
+    answer,
+    read_commit,
+    read_handover,
+    read_resume,
+    write_commit,
+    write_handover,
+    write_resume,
+)
 from strandline.node.messages import (
     Commit,
     ElectionReport,
+    Handover,
     Member,
     NodeStatus,
     NotRequired,
@@ -388,6 +399,9 @@ _POINTER = Stamped(Pointer(4, 2, _ARTIFACT, (Superseded(_PAYLOAD, 7),)), 5, (OpI
 _LEASE = Stamped(LeaseState("me", UUID(int=3), 4, 17, 15.0), 5, (OpId(UUID(int=9)),))
 _COLD = Stamped(ColdTier(UUID(int=7), "file:///s", "file:///e", 3, "orders", 5, 4, 6), 5, (OpId(UUID(int=9)),))
 _CLAIM = Stamped(TierClaim(UUID(int=7), 3, "a", (UUID(int=11),)), 5, (OpId(UUID(int=9)),))
+_MEMBERSHIP = Membership(
+    2, 4, members_of({"a": "grpc://h:1", "b": ""}, "quorum(a)"), members_of({"a": "grpc://h:1"}, "ack_n(1) and local")
+)
 _NODE = NodeState(
     name="a",
     generation=1,
@@ -399,6 +413,7 @@ _NODE = NodeState(
     policy="quorum(a,b)",
     peers=(Peer("b", "north"), Peer("c", None)),
     trouble=Trouble("diverged", "why", 5),
+    membership=_MEMBERSHIP,
 )
 _REWINDING = Rewinding(UUID(int=7), 5, 9, 1, 0, 100, 20, 5, "quarantine/1")
 _KEPT = SlotsFile(UUID(int=7), 3, (_SLOT.value,))
@@ -497,8 +512,21 @@ _TICKETS = tuple(
 
 
 _TOPOLOGY = Topology(
-    UUID(int=7), "a", 3, 2, 9, "quorum(a,b)", 5, 4, (Member("b", "eu", 5, 5, None, 0, 1, 1, 2, True, False),), 1
-)
+    UUID(int=7), "a", 3, 2, 9, "quorum(a,b)", 5, 4, (Member("b", "eu", 5, 5, None, 0, 1, 1, 2, True, False),), 1,
+    membership=_MEMBERSHIP,
+)  # fmt: skip
+
+
+def _members(fields: Fields) -> Membership:
+    """As a node takes a record of the members from another one; what it then computes of it is right, too."""
+    try:
+        found = check_membership(fields.record(Membership), term=1 << 62)
+    except InvalidInput as error:
+        raise CorruptData(str(error)) from error
+    watermark(policy_of(found), DurableOffsets("a", 5))
+    assert may_lead(found, "a") in (True, False)
+    assert set(urls(found)) == {each.name for part in (found.members, found.former) if part for each in part.nodes}
+    return found
 
 
 def _reader(kind: type) -> Callable[[Fields], Any]:
@@ -507,12 +535,20 @@ def _reader(kind: type) -> Callable[[Fields], Any]:
 
 _ANSWERS: dict[str, tuple[Any, ...]] = {
     "topology": (_reader(Topology), write_record(_TOPOLOGY)),
+    "handover": (
+        read_handover,
+        write_handover(Handover((_SLOT.value,), (TicketKey(b"k" * 32), TicketKey(b"l" * 32, 5)), _MEMBERSHIP)),
+    ),
+    "members": (_members, write_record(_MEMBERSHIP), write_record(replace(_MEMBERSHIP, former=None))),
     "registration": (_reader(Registration), write_record(Registration(_TOPOLOGY, 3))),
     "resume": (
         read_resume,
         *map(write_resume, (PartialResync(_CURSOR), Rewind(3, 1), FullRebootstrap(Cause.WAL_REMOVED))),
     ),
-    "report": (_reader(ElectionReport), write_record(ElectionReport("a", 1, 1, 5, 4, "it is ill"))),
+    "report": (
+        _reader(ElectionReport),
+        write_record(ElectionReport("a", 1, 1, 5, 4, "it is ill", membership=_MEMBERSHIP)),
+    ),
     "status": (_reader(NodeStatus), write_record(NodeStatus("a", "leading", None, 3, "a", _CURSOR, 5, divergences=2))),
     "commit": (
         read_commit,

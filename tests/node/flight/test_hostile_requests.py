@@ -7,8 +7,12 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.flight as fl
 import pytest
 
+from strandline.errors import InvalidInput
+from strandline.formats.json.fields import write_fields
+from strandline.formats.node.wire import decode_error
 from strandline.model.records import RECORD_SCHEMA
 from strandline.node.flight.client.primary_client import FlightUpstream
 from strandline.node.flight.security import ClientSecurity
@@ -122,6 +126,59 @@ def test_a_caller_that_is_no_replica_uses_none_of_the_memory_for_acknowledgement
         with FlightUpstream(victim.url, security=ClientSecurity(token=REPLICA), timeout=10) as replica:
             replica.register(Caller("replica-1"), region=None)
             replica.acknowledge(Caller("replica-1", 1), ReplicaProgress(0, 0))
+
+
+ADD = {"change": "add", "name": "x", "url": "grpc://127.0.0.1:1", "force": True}
+WRONG_CHANGES: list[dict[str, object]] = [
+    {},
+    {"change": "burn"},
+    {"change": ["add"]},
+    {**ADD, "name": "../x"},
+    {**ADD, "name": {"a": 1}},
+    {**ADD, "name": "x" * 60_000},
+    {**ADD, "url": "file:///etc"},
+    {**ADD, "url": f"grpc://{'h' * 4000}:1"},
+    {**ADD, "force": 1},
+    {**ADD, "term": -1},
+    {"change": "policy", "policy": None, "force": True},
+    {"change": "policy", "policy": "quorum(mallory)", "force": True},
+    {"change": "policy", "policy": f"ack_n({'9' * 4000})", "force": True},
+    {"change": "policy", "policy": "quorum(" * 2000, "force": True},
+    {"change": "remove", "name": "a", "force": True},
+    {"change": "cancel", "force": True},
+]
+
+
+@pytest.mark.parametrize(
+    "token", [None, "no-token-of-anybody", APP, REPLICA], ids=["none", "wrong", "client", "replica"]
+)
+def test_only_an_administrator_changes_the_members_of_a_log(victim: Victim, token: str | None) -> None:
+    for change in (ADD, {"change": "cancel"}, {"change": "policy", "policy": "local", "force": True}):
+        with pytest.raises((fl.FlightUnauthenticatedError, fl.FlightUnauthorizedError)):
+            victim.act("change-members", change, token=token)
+    check_unchanged(victim)
+
+
+def test_no_request_of_an_administrator_that_is_wrong_changes_the_members(victim: Victim) -> None:
+    raw = [
+        b"[" * 60_000,
+        b'{"force":' + b"1" * 60_000 + b"}",
+        b'{"change":"policy","policy":"\\ud800"}',
+        b"\xff",
+        b"[]",
+    ]
+    for body in [*raw, *(write_fields(change) for change in WRONG_CHANGES)]:
+        with pytest.raises(fl.FlightError) as raised:
+            victim.act("change-members", body, token=OPS)
+        assert isinstance(decode_error(raised.value.extra_info), InvalidInput), body
+        assert len(str(raised.value)) < 2000
+    check_unchanged(victim)
+
+
+def check_unchanged(victim: Victim) -> None:
+    with victim.connect() as log:
+        assert log.topology().membership is None
+    victim.check_serves()
 
 
 def test_silent_calls_of_all_clients_leave_room_for_replicas_and_administrators(victim: Victim) -> None:

@@ -38,12 +38,13 @@ class Victim:
         """A well-behaved client."""
         return RemoteLog(self.url, security=self.security, **{"timeout": 10.0, **options})
 
-    def act(self, action: str, fields: dict[str, Any], *, token: str | None = None) -> list[bytes]:
+    def act(self, action: str, fields: dict[str, Any] | bytes, *, token: str | None = None) -> list[bytes]:
         """An action as anybody can send it."""
         headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
         options = fl.FlightCallOptions(timeout=10, headers=headers)
+        body = fields if isinstance(fields, bytes) else write_fields(fields)
         with fl.connect(self.url) as client:
-            answers = client.do_action(fl.Action(action, write_fields(fields)), options)
+            answers = client.do_action(fl.Action(action, body), options)
             return [answer.body.to_pybytes() for answer in answers]
 
     def check_serves(self) -> None:
