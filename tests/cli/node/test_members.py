@@ -33,7 +33,7 @@ def check_refused(run: Run, *arguments: object, why: str) -> None:
     assert found.stderr.rstrip("\n").isprintable()
 
 
-@pytest.mark.parametrize("name", ODD, ids=ascii)
+@pytest.mark.parametrize("name", ODD, ids=lambda name: ascii(name)[:20])
 def test_what_cannot_name_a_node_is_refused_before_anything_is_asked(run: Run, name: str) -> None:
     nowhere = "grpc://127.0.0.1:1"
     adds = "names no node" if name in ("", "b=c") else "cannot name a replica"
