@@ -69,7 +69,7 @@ def open_url(
 ) -> ObjectLog | TieredLog | WalLog | WalReader | RemoteLog: ...
 
 
-@checked(name="open")
+@checked
 def open_url(
     address: Address | ObjectStore,
     *,

@@ -136,7 +136,10 @@ def test_what_cannot_be_ingested_in_parallel_is_one_sentence(tmp_path: Path) -> 
     source = filled(f"file://{tmp_path}/source", count=1)
     with pytest.raises(InvalidInput, match="into itself"):
         sl.bulk.ingest(source, source)
-    with pytest.raises(Unsupported, match=r"sl\.ingest"), sl.open(f"wal://{tmp_path}/wal", create=True) as wal:
+    with (
+        pytest.raises(Unsupported, match="'strandline ingest' without --workers"),
+        sl.open(f"wal://{tmp_path}/wal", create=True) as wal,
+    ):
         sl.bulk.ingest(source, wal)
 
 
@@ -149,7 +152,7 @@ def test_a_source_that_was_trimmed_before_it_was_ingested_is_refused_or_skipped(
     source.slots.create("pin", 30)
     source.trim(grace=0.0)  # type: ignore[attr-defined]
     assert source.bounds().first > 20
-    with pytest.raises(CursorExpired, match="skip_trimmed"):
+    with pytest.raises(CursorExpired, match="--skip-trimmed"):
         sl.bulk.ingest(source, target, pool=Backwards())
     done = sl.bulk.ingest(source, target, pool=Backwards(), skip_trimmed=True)
     assert done.records == 40 - source.bounds().first

@@ -125,7 +125,7 @@ def test_the_beginning_of_a_trimmed_log_is_expired_and_not_its_middle(tmp_path, 
     log, sink = MemoryLog(), DeltaSink(str(tmp_path / "table"), mode=mode)
     fill(log, stream(4))
     log.trim(20)
-    with pytest.raises(CursorExpired, match="start='retained'"):
+    with pytest.raises(CursorExpired, match="from 'retained'"):
         follow(log, sink, "s", upto="end")
     assert sink.cursor(log.log_id) is None
     assert log.slots.list() == []

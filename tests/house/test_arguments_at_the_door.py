@@ -423,7 +423,7 @@ def fault(  # noqa: PLR0911 - one answer for each case
             return f"{what}: {type(error).__name__}: {str(error)[:120]!r}"
     elif error is None:
         return None if checks_itself else f"{what} was accepted, and is no {parameter.annotation}"
-    elif not isinstance(error, InvalidInput) or (not checks_itself and f": {parameter.name} is " not in str(error)):
+    elif not isinstance(error, InvalidInput) or (not checks_itself and f"{parameter.name} is " not in str(error)):
         return f"{what}: {type(error).__name__}: {str(error)[:200]!r}"
     sentence = str(error)
     if not sentence.isprintable() or not sentence.endswith(".") or len(sentence) > 600:

@@ -37,7 +37,7 @@ def acknowledge_the_batch_itself(log: Any, _: Path) -> None:
 @pytest.mark.parametrize(
     ("guess", "advice"),
     [
-        (lambda log, _: list(log.read("earliest")), "ObjectLog.read: since is 'beginning', 'retained', 'now', a whole"),
+        (lambda log, _: list(log.read("earliest")), "since is 'beginning', 'retained', 'now', a whole"),
         (lambda log, _: list(log.read(7)), "past the log's end at 2: the log .* or has never had that offset"),
         (lambda log, _: sl.Consumer(log, slot="late", start=7), "past the end of the log .2.: name one up to that"),
         (lambda log, _: log.append(b"x"), "batch is a pyarrow.Table or .* .log.producer.. appends single records"),

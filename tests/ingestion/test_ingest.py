@@ -144,7 +144,7 @@ def test_a_source_whose_beginning_was_trimmed_is_ingested_from_what_is_retained_
     source, target = MemoryLog(), MemoryLog()
     fill(source)
     source.trim(50)
-    with pytest.raises(CursorExpired, match="start='retained'"):
+    with pytest.raises(CursorExpired, match="from 'retained'"):
         sl.ingest(source, target)
     assert sl.ingest(source, target, start="retained").records == 50
     assert position(source, target) == 100

@@ -117,7 +117,7 @@ LEASED = {"lease": "memory://never-used"}
 WRONG = [
     ({"name": "a b"}, "cannot name"),
     ({"policy": "most"}, "no commit policy"),
-    ({"lead": False}, "no primary to follow: give it a lease, or an upstream, or let it lead"),
+    ({"lead": False}, "no primary to follow: name a lease or an upstream, or let it lead"),
     ({"upstream": "grpc://b:1"}, "leads or follows"),
     ({**LEASED}, "The lease decides which node leads"),
     ({"lead": False, "upstream": "b:1"}, "no address of a node"),

@@ -88,9 +88,9 @@ def test_a_node_is_opened_by_its_address(tmp_path: Path) -> None:
         ("memory://orders", {"read_only": True}, r"read_only= is for a write-ahead log \(wal://\), not for memory://"),
         ("memory://orders", {"manifest": "m"}, r"manifest= is for a queue of version 1"),
         ("wal:///srv/orders", {"read_only": True, "create": True}, r"create= is for the process that writes"),
-        (7, {}, r"open: address is "),
-        (b"memory://x", {}, r"open: address is "),
-        ("memory://x", {"create": "yes"}, r"open: create is "),
+        (7, {}, r"address is "),
+        (b"memory://x", {}, r"address is "),
+        ("memory://x", {"create": "yes"}, r"create is "),
     ],
 )
 def test_a_failed_opening_is_reported_in_one_sentence(url: Any, options: dict[str, Any], sentence: str) -> None:

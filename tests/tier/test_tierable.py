@@ -55,7 +55,7 @@ def test_a_primary_s_inner_log_is_tiered_by_its_node_only(
     door: Callable[[Any], object], primary: sl.node.Primary
 ) -> None:
     log = primary.running.node.primary.log
-    with pytest.raises(Unsupported, match=r"belongs to the node in .*: open the node with cold="):
+    with pytest.raises(Unsupported, match=r"belongs to the node in .*: run the node with --cold"):
         door(log)
     assert not (Path(log.folder) / COLD_FILE).exists()
 

@@ -110,7 +110,7 @@ def export(
         if source.counts_batches:
             raise Unsupported(
                 f"{source!r} is a queue of version 1, whose offsets number batches and not records: copy it into a log "
-                "with sl.ingest, and export that."
+                "with 'strandline ingest', and export that."
             )
         store = open_store(target, options)
         with contextlib.suppress(NotFound):

@@ -205,7 +205,7 @@ def _object_log(target: Any) -> ObjectLog:
 def _no_object_log(target: str) -> Unsupported:
     return Unsupported(
         f"Only an object log takes batches of many workers, and {target} is none: ingest with one worker ('strandline "
-        "ingest' without --workers, sl.ingest)."
+        "ingest' without --workers)."
     )
 
 

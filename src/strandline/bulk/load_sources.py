@@ -120,7 +120,7 @@ class _FileSearch:
         _check_name(row.path, store)
         kind, compression = format_of(row.path, self.format)
         if kind is None:
-            raise InvalidInput(f"The name of {store.url}/{row.path} does not say its format: name it (format=).")
+            raise InvalidInput(f"The name of {store.url}/{row.path} does not say its format: name it (--format).")
         if compression is not None and kind not in ("jsonl", "csv"):
             raise InvalidInput(f"{store.url}/{row.path} is compressed as a whole: decompress it (only text may be).")
         return LoadedFile(store, row.path, row.size, row.modified, kind, compression)

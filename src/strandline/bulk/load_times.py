@@ -53,7 +53,7 @@ def _in_microseconds(column: pa.ChunkedArray, where: str, *, truncates: bool) ->
         if len(finer):
             raise InvalidInput(
                 f"{where} has the time {finer[0].cast(pa.string())}, and those of records have microseconds: let finer "
-                "times be cut ('--truncate-times', truncate_times=True), or round them in the file."
+                "times be cut (--truncate-times), or round them in the file."
             )
     return cut.cast(pa.timestamp("us", kind.tz))
 

@@ -112,7 +112,8 @@ def _object_log(log: Any) -> ObjectLog:
     found = hot_tier(log)
     if not isinstance(found, ObjectLog):
         raise Unsupported(
-            f"Files are loaded into object logs, and {log!r} is none: load them into one, and move that with sl.ingest."
+            f"Files are loaded into object logs, and {log!r} is none: load them into one, and move that with "
+            "'strandline ingest'."
         )
     return found
 

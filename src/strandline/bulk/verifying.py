@@ -318,7 +318,7 @@ class _Job:
                 what = (
                     f"{table.where} differs from the log at offset {check.cursor.next}: {check.missing:,} rows are "
                     f"missing, {check.extra:,} are too many. {'; '.join(check.first[:3])}. Build the table again "
-                    "('strandline table rebuild', sl.tables.rebuild)."
+                    "('strandline table rebuild')."
                 )
                 self.found.take([Finding(Severity.DAMAGE, FindingKind.TABLE, table.where, what)])
             yield table.where, check

@@ -66,7 +66,7 @@ def _planned(log: Log, cursor: Cursor, *, is_all_wanted: bool) -> Sequence[Span]
             raise
         raise CursorExpired(
             f"The beginning of log {log.log_id} was trimmed, so that not all of it can be followed any more: bootstrap "
-            "from a snapshot, or follow from start='retained'. A sink with one state per key then lacks the "
+            "from a snapshot, or follow from 'retained'. A sink with one state per key then lacks the "
             f"keys that were not written since. ({error})"
         ) from error
 
@@ -75,7 +75,7 @@ def _resumed(log: Log, sink: Sink, *, repair: bool) -> Cursor | None:
     if isinstance(sink, RestorableSink):
         return sink.repair(log.log_id, lambda cursor: _serves(log, cursor)) if repair else sink.resume(log.log_id)
     if repair:
-        raise InvalidInput(f"{sink!r} has no earlier versions: leave repair=True out.")
+        raise InvalidInput(f"{sink!r} has no earlier versions to go back to: follow it without a repair.")
     return sink.cursor(log.log_id)
 
 

@@ -52,7 +52,7 @@ class JetStreamSource(MessageStream):
     Positions are the stream's sequences. Nothing is acknowledged: an ingest does not change the stream.
     """
 
-    @checked(name="source_options")
+    @checked
     def __init__(
         self, address: str, *, config: Mapping[str, Any] | None = None, timeout: Duration = 10.0, clock: Clock = CLOCK
     ) -> None:

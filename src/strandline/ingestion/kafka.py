@@ -62,7 +62,7 @@ class KafkaPartition(MessageStream):
     Its identity is that of the cluster, with the names of topic and partition. No position is stored in Kafka.
     """
 
-    @checked(name="source_options")
+    @checked
     def __init__(
         self, address: str, *, config: Mapping[str, Any] | None = None, timeout: Duration = 30.0, clock: Clock = CLOCK
     ) -> None:

@@ -281,7 +281,7 @@ def resume_ingest(source: Log, target: TargetLog, sink: LogSink, *, skip_trimmed
         raise CursorExpired(
             f"The source begins at offset {bounds.first}, and {target!r} holds it up to {cursor.next}: the "
             f"{bounds.first - cursor.next:,} offsets between them were deleted before they were ingested, and are "
-            "lost to the target. To continue without them, pass skip_trimmed=True (--skip-trimmed)."
+            "lost to the target. To continue without them, skip what was trimmed (--skip-trimmed)."
         )
     if bounds.first == bounds.next:
         _LOGGER.warning(

@@ -188,14 +188,14 @@ def _is_folder(path: str, *, disk: Disk) -> bool:
 OPENED_WITH: Final = {
     FolderKind.WAL: OPEN_WAL,
     FolderKind.OBJECT_LOG: OPEN_OBJECT_LOG,
-    FolderKind.QUEUE_V1: "open it with strandline.open(..., format='queue-v1')",
+    FolderKind.QUEUE_V1: "open it in the format queue-v1, or look at it with 'strandline lag --format queue-v1'",
     FolderKind.TOPIC: "open it as a topic",
-    FolderKind.NODE: "open it with strandline.node.Primary.open, strandline.node.Replica or 'strandline node run'",
-    FolderKind.APPEND_LOG_STORE: "open it with strandline.AppendLogStore.open",
-    FolderKind.ROCKSDB_STORE: "open it with strandline.RocksStore.open",
-    FolderKind.SNAPSHOT: "import it into a store with import_from",
-    FolderKind.DELTA_TABLE: "follow into it with strandline.DeltaSink",
-    FolderKind.SPOOL: "open it with strandline.compat.WriteAheadLog.open(..., migrate=True)",
+    FolderKind.NODE: "run it as a Primary or a Replica, or with 'strandline node run'",
+    FolderKind.APPEND_LOG_STORE: "a program opens it, as its AppendLogStore",
+    FolderKind.ROCKSDB_STORE: "a program opens it, as its RocksStore",
+    FolderKind.SNAPSHOT: "a program imports it into a store",
+    FolderKind.DELTA_TABLE: "follow into it, with a DeltaSink or 'strandline follow'",
+    FolderKind.SPOOL: "open it with migrate, or use 'strandline wal migrate'",
     FolderKind.FILE: "name a folder",
 }
 """What to do with each kind where another was expected."""
@@ -233,14 +233,13 @@ _STRANGERS: Final = frozenset({FolderKind.ABSENT, FolderKind.EMPTY, FolderKind.O
 """Kinds that may be there: unknown files do not matter."""
 
 _TAKE_OVER: Final = (
-    "give the node a folder of its own, and let it take this log over, with take_over='{path}', or 'strandline node "
-    "run FOLDER --take-over {path}'"
+    "give the node a folder of its own, and let it take this log over ('strandline node run FOLDER --take-over {path}')"
 )
 TAKEN_OVER: Final = {
     (FolderKind.NODE, FolderKind.WAL): _TAKE_OVER,
     (FolderKind.NODE, FolderKind.SPOOL): (
-        "move it into a write-ahead log, with strandline.compat.WriteAheadLog.open('{path}', migrate=True) or "
-        "'strandline wal migrate {path}', and let a node with a folder of its own take that over (take_over='{path}')"
+        "move it into a write-ahead log, with 'strandline wal migrate {path}', and let a node with a folder of its own "
+        "take that over (--take-over {path})"
     ),
 }
 """How one kind becomes another."""

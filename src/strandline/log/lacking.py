@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _NO_VALUE: Final = (
     "it records no value format. A queue of version 1 has no place for it, and replicas of a node would not know its "
-    "changes after a failover. Give the codec to producers, sinks and readers (value=)."
+    "changes after a failover. Give the codec to producers, sinks and readers."
 )
 _WRITERS: Final = "writers are known to whatever orders the log: ask the process that writes it, or the primary."
 _TERMS: Final = "only a write-ahead log on this disk knows the terms of its records. Cursors carry them, too."

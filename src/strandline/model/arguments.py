@@ -254,29 +254,28 @@ def checked(call: C) -> C: ...
 
 
 @overload
-def checked(*, name: str | None = None, own: Iterable[str] = ()) -> Callable[[C], C]: ...
+def checked(*, own: Iterable[str]) -> Callable[[C], C]: ...
 
 
-def checked(call: Any = None, *, name: str | None = None, own: Iterable[str] = ()) -> Any:
+def checked(call: Any = None, *, own: Iterable[str] = ()) -> Any:
     """Check the arguments of a call before it runs: ``InvalidInput`` names the argument.
 
     For a class: of its constructor and of every public method that it defines, or that a protocol defines for it.
 
     Args:
         call: A function, a method, or a class.
-        name: Its public name, if it differs from the defined one.
         own: Names of methods of the class that check by themselves, since they are called for each record.
 
     >>> @checked
     ... def wait(timeout: float | None) -> None: ...
     >>> wait(float("nan"))
     Traceback (most recent call last):
-    strandline.errors.InvalidInput: wait: timeout is a number of seconds from 0 up to 1000000000 or None, not nan.
+    strandline.errors.InvalidInput: timeout is a number of seconds from 0 up to 1000000000 or None, not nan.
     """
     if call is None:
-        return functools.partial(checked, name=name, own=own)
+        return functools.partial(checked, own=own)
     if not isinstance(call, type):
-        return _checked(call, name or call.__qualname__)
+        return _checked(call)
     defining = [call, *(base for base in call.__mro__[1:] if getattr(base, "_is_protocol", False))]
     for method, found in [item for kind in defining for item in vars(kind).items()]:
         if method in own or (method.startswith("_") and method != "__init__"):
@@ -285,14 +284,12 @@ def checked(call: Any = None, *, name: str | None = None, own: Iterable[str] = (
             continue  # a class in between defines it, and checks it
         function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
         if inspect.isfunction(function):
-            # Named by the class of the object, which may inherit the method: callers do not know its base classes.
-            bound = not isinstance(found, staticmethod)
-            checking = _checked(function, method if bound else f"{call.__name__}.{method}", is_bound=bound)
+            checking = _checked(function)
             setattr(call, method, type(found)(checking) if function is not found else checking)
     return call
 
 
-def _checked(call: Callable[..., Any], name: str, *, is_bound: bool = False) -> Callable[..., Any]:
+def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
     kinds: dict[str, ArgumentKind] = {}
     positional: list[tuple[str, ArgumentKind | None]] = []
     is_known = False
@@ -305,17 +302,11 @@ def _checked(call: Callable[..., Any], name: str, *, is_bound: bool = False) -> 
             is_known = True
         for (parameter, kind), value in zip(positional, args, strict=False):
             if kind is not None and not kind.admits(value):
-                kind.check(value, f"{called(args)}: {parameter}")
+                kind.check(value, parameter)
         for parameter, value in options.items():
             if (named := kinds.get(parameter)) is not None and not named.admits(value):
-                named.check(value, f"{called(args)}: {parameter}")
+                named.check(value, parameter)
         return call(*args, **options)
-
-    def called(args: tuple[Any, ...]) -> str:
-        if not is_bound:
-            return name
-        owner = (args[0] if isinstance(args[0], type) else type(args[0])).__name__
-        return owner if name == "__init__" else f"{owner}.{name}"
 
     return checked_call
 

@@ -90,7 +90,7 @@ MILLISECOND: Final = 1_000
 def microseconds(time: datetime) -> int:
     """A time in the log's unit: microseconds since the epoch. ``InvalidInput`` for one without a time zone."""
     if time.tzinfo is None:
-        raise InvalidInput(f"The time {time} has no time zone: add one, such as datetime.now(UTC).")
+        raise InvalidInput(f"The time {time} has no time zone: add one, such as UTC.")
     return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
 
 

@@ -266,7 +266,7 @@ def without_key(offset: int) -> NullKey:
     """The error for a record without key in a table of the latest values."""
     return NullKey(
         f"The record at offset {offset} has no key, and a table of the latest values keeps one row per key: follow "
-        "into mode='append', or stop producing records without key. Nothing was applied."
+        "into a table of mode 'append', or stop producing records without key. Nothing was applied."
     )
 
 

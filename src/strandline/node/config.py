@@ -149,7 +149,7 @@ class NodeConfig(NodeOptions):
             raise InvalidInput("A node leads or follows: give it an upstream, or let it lead, not both.")
         if self.lease is None and self.upstream is None and not self.lead:
             raise InvalidInput(
-                f"Node {self.name} has no primary to follow: give it a lease, or an upstream, or let it lead."
+                f"Node {self.name} has no primary to follow: name a lease or an upstream, or let it lead."
             )
         if self.take_over is not None and self.upstream is not None:
             raise InvalidInput(

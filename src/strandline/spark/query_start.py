@@ -14,7 +14,7 @@ _LATE: Final = "Python worker failed to connect back"
 _POLL: Final = 0.05
 
 
-@checked(name="spark.start")
+@checked
 def start(
     writer: Annotated[Any, anything("a DataStreamWriter")],
     path: str | None = None,

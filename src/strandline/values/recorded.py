@@ -87,8 +87,8 @@ def check_recorded(versions: Sequence[ValueVersion], codec: Codec | None, where:
     if not any(version.is_same_format(one) for version in versions for one in wanted):
         has = f"the values {versions[-1].format} (version {versions[-1].number})" if versions else "plain bytes"
         raise InvalidInput(
-            f"The log at {where} has {has}, and not {codec!r:.200}; opening does not change that: use evolve_value, or "
-            "open it without value=."
+            f"The log at {where} has {has}, and not {codec!r:.200}; opening does not change that: evolve_value does, "
+            "or open it without a codec."
         )
 
 

@@ -193,7 +193,7 @@ def test_tokens_are_loaded_from_a_file_by_themselves_or_by_their_hash(tmp_path, 
 def test_without_security_only_this_machine_is_let_in(node):
     tokens = ServerSecurity(tokens=Tokens.parse(TOKENS, "tokens"))
     for host in ("0.0.0.0", "::", "192.0.2.1", "somewhere.example"):
-        with pytest.raises(InvalidInput, match="insecure=True"):
+        with pytest.raises(InvalidInput, match="allow it"):
             FlightNode(node, host=host)
         with pytest.raises(InvalidInput, match="certificate"):
             FlightNode(node, host=host, security=tokens)

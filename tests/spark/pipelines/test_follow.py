@@ -373,7 +373,7 @@ def test_the_beginning_of_a_trimmed_log_is_expired_and_not_its_middle(spark, log
     append(log, numbered(0, 10))
     append(log, numbered(10, 10))
     move_floor(log, 10)
-    with pytest.raises(CursorExpired, match="start='retained'"):
+    with pytest.raises(CursorExpired, match="from 'retained'"):
         follow(spark, log, sl.DeltaSink(str(table), mode="append"), slot="s", trigger=NOW)
     assert log.slots.list() == []
     run(spark, log, sl.DeltaSink(str(table), mode="append"), slot="s", start="retained")

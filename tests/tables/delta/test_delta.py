@@ -142,7 +142,7 @@ class TestLatest(_Contract):
 
     def test_another_mode_than_the_tables_is_refused(self, sink):
         self.apply(sink, 0, (b"a", b"1"))
-        with pytest.raises(InvalidInput, match="mode='latest'"):
+        with pytest.raises(InvalidInput, match="mode 'latest'"):
             DeltaSink(sink.url, mode="append").cursor(LOG)
 
     def test_an_unknown_mode_is_refused(self):

@@ -488,7 +488,7 @@ def test_a_table_of_somebody_else_is_left_alone(catalog):
 
 def test_another_mode_or_name_than_the_tables_is_refused(catalog):
     apply(sl.IcebergSink(catalog, "shop.orders"), 0, (b"a", b"1"))
-    with pytest.raises(InvalidInput, match="mode='latest'"):
+    with pytest.raises(InvalidInput, match="mode 'latest'"):
         sl.IcebergSink(catalog, "shop.orders", mode="append").cursor(LOG)
     with pytest.raises(Diverged, match="as 'other'"):
         sl.IcebergSink(catalog, "shop.orders", name="other").cursor(LOG)

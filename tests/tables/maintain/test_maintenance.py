@@ -137,7 +137,7 @@ def test_a_rebuild_refuses_a_table_of_another_log_of_none_and_of_another_kind(tm
     extend(other, 5)
     with pytest.raises(Diverged):
         rebuild(sl.DeltaSink(place, mode="append"), other)
-    with pytest.raises(InvalidInput, match="mode='append'"):
+    with pytest.raises(InvalidInput, match="mode 'append'"):
         rebuild(sl.DeltaSink(place, mode="latest"), log)
     write_deltalake(str(tmp_path / "foreign"), pa.table({"x": [1]}))
     with pytest.raises(Diverged):

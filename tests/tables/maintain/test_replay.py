@@ -461,7 +461,7 @@ def test_a_replay_says_what_it_lacks(tmp_path: Path) -> None:
     place.append((b"a", 1))
     place.follow()
     assert place.replay() == sl.tables.Replayed(0, 0, 0)
-    with pytest.raises(InvalidInput, match="dead_letters="):
+    with pytest.raises(InvalidInput, match="name their table"):
         sl.tables.replay_letters(sl.DeltaSink(f"{tmp_path}/table", mode="append", value=WIDE), place.log)
 
 

@@ -43,12 +43,12 @@ KINDS = pytest.mark.parametrize("kind", some(["delta", "sqlite"], 2))
 @KINDS
 def test_the_first_delete_without_a_value_is_refused_also_with_dead_letters(kind: str, tmp_path: Path) -> None:
     log = a_log(b"1")
-    with pytest.raises(BadRecord, match=r"offset 2 is a delete without a value.*tombstones='key'"):
+    with pytest.raises(BadRecord, match=r"offset 2 is a delete without a value.*tombstones.*: 'key'"):
         sl.follow(log, sink(kind, tmp_path), upto="end")
     sl.follow(log, sink(kind, tmp_path, tombstones="dead-letters"), upto="end")
     assert sl.tables.letters(sink(kind, tmp_path), log)["offset"].to_pylist() == [2]
     assert sl.tables.replay_letters(sink(kind, tmp_path), log).unreadable == 1
-    with pytest.raises(BadRecord, match="tombstones="):
+    with pytest.raises(BadRecord, match="name its tombstones"):
         sl.tables.verify(sink(kind, tmp_path), log)
     corrected = sink(kind, tmp_path, tombstones="key")
     assert sl.tables.replay_letters(corrected, log).applied == 1
@@ -115,7 +115,7 @@ def _as_it_is(changes: pa.Table) -> pa.Table:
 
 
 def test_tombstones_that_mean_nothing_to_a_table_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="without key="):
+    with pytest.raises(InvalidInput, match="without key columns"):
         sl.DeltaSink(tmp_path / "t", value=ROW, tombstones="key")
     with pytest.raises(InvalidInput, match="2 columns"):
         sl.DeltaSink(tmp_path / "t", value=ROW, key=("id", "name"), tombstones="key")
@@ -152,7 +152,7 @@ def test_the_command_says_which_option_to_give_and_takes_it(run: Run, tmp_path: 
     command = ["follow", str(tmp_path / "log"), table, "--schema", str(schema), "--key", "id", "--until", "end"]
     refused = run(*command, "--dead-letters", "yes")
     assert refused.exit_code == 1
-    assert "pass --tombstones key if" in " ".join(refused.output.split())
+    assert "(--tombstones): 'key' if" in " ".join(refused.output.split())
     assert run(*command, "--tombstones", "key").exit_code == 0
     with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
         assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)

@@ -633,7 +633,7 @@ def test_indexes_and_columns_that_may_be_null_do_not_stop_a_follower(database):
 
 def test_another_mode_or_name_than_the_tables_is_refused(database):
     apply(database.sink(), 0, (b"a", b"1"))
-    with pytest.raises(InvalidInput, match="mode='latest'"):
+    with pytest.raises(InvalidInput, match="mode 'latest'"):
         database.sink(mode="append").cursor(LOG)
     with pytest.raises(Diverged, match="as 'other'"):
         database.sink(name="other").cursor(LOG)

@@ -22,7 +22,6 @@ from rich.text import Text
 
 from strandline.cli.shared import logs
 from strandline.cli.shared.text import escaped
-from strandline.cli.shared.wording import in_commands
 from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention
 
 _KILO: Final = 1000
@@ -109,8 +108,7 @@ def error(reason: BaseException | str, text: str | None = None, *, as_json: bool
 
     ``text`` replaces the error's own text.
     """
-    said = " ".join(str(text or reason).split())
-    sentence = in_commands(said) or type(reason).__name__
+    sentence = " ".join(str(text or reason).split()) or type(reason).__name__
     if as_json:
         kind = "Error" if isinstance(reason, str) else type(reason).__name__
         document(

@@ -82,9 +82,9 @@ def folder_of(
         return folder
     if not migrate:
         raise WrongKind(
-            f"{folder}{SPOOL} is a spool of an older version, and no write-ahead log: open it with "
-            f"strandline.compat.WriteAheadLog.open(..., migrate=True), which moves its records and slots into the "
-            f"folder {folder} and keeps the file."
+            f"{folder}{SPOOL} is a spool of an older version, and no write-ahead log: open it with migrate, or "
+            f"use 'strandline wal migrate', which moves its records and slots into the folder {folder} and keeps the "
+            "file."
         )
     migrate_spool(folder, disk=disk, clock=clock, chance=chance, renumber=renumber, valid_prefix=valid_prefix)
     return folder
@@ -216,8 +216,7 @@ class _Spool(NamedTuple):
             raise CorruptData(
                 f"{self.spool} is damaged at byte {scanner.stop.at:,} ({scanner.stop.why}), and records follow from "
                 f"byte {behind:,} on; nothing was changed. Restore the file; or migrate only the records before the "
-                f"damage, {records:,}, without those behind it ('strandline wal migrate --valid-prefix', or "
-                "valid_prefix=True in a program)."
+                f"damage, {records:,}, without those behind it ('strandline wal migrate --valid-prefix')."
             )
 
     def check_unchanged(self, *, disk: Disk) -> None:

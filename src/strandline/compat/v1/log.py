@@ -39,7 +39,7 @@ from strandline.storage.objects.urls import local_folder, store_at
 _NAMESPACE: Final = UUID("5b0d7a2e-6a55-5c43-9a53-1d2f6f0c7e11")
 
 
-@checked(name="open")
+@checked
 def open_queue(
     address: Address | ObjectStore,
     *,

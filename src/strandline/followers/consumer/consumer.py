@@ -190,7 +190,7 @@ class Consumer:
         """
         self._origin.check()
         if timeout is not None:
-            TIMEOUT.check(timeout, "Consumer.next_batch: timeout")
+            TIMEOUT.check(timeout, "timeout")
         if _is_handed_to_asyncio(inspect.currentframe()):
             raise InvalidInput(
                 "A batch that next_batch takes in asyncio.to_thread is lost if the call is cancelled, and would be "

@@ -28,8 +28,8 @@ from strandline.model.retention import (
 from strandline.model.stamp import Stamped
 
 FORMAT_VERSION: Final = 1
-OPEN_WAL: Final = "open it with strandline.open('wal:///path/to/folder')"
-OPEN_OBJECT_LOG: Final = "open it with strandline.open"
+OPEN_WAL: Final = "open it as wal:///path/to/folder"
+OPEN_OBJECT_LOG: Final = "open it by its address, such as file:///path/to/folder"
 _KIND: Final = "strandline-object-log"
 _ADVICE: Final = "Restore the object."
 

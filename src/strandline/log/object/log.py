@@ -118,7 +118,7 @@ class ObjectSpan:
 IDENTITY: Final = "log.json"
 
 
-@checked(name="open")
+@checked
 def open_log(
     address: Address | ObjectStore,
     *,
@@ -155,11 +155,12 @@ def open_log(
         if not create and _has_head(store):
             raise NotALog(
                 f"{store.url}/{IDENTITY} is missing although the head of a log is there: restore the object; or, if "
-                "it is lost, let open(..., create=True, retention=...) write it again for the same log."
+                "it is lost, let 'strandline create' write it again for the same log, with the same retention."
             ) from error
         if not create:
             raise NotALog(
-                f"There is no log at {store.url}: check the address, or create one with open(..., create=True)."
+                f"There is no log at {store.url}: check the address, or create one: open it with create, or use "
+                "'strandline create'."
             ) from error
         values = () if value is None else with_version((), value, store.url)
         identity = _create(store, policy or FOREVER, limits or NO_LIMITS, values, clock, chance)

@@ -31,7 +31,7 @@ class BatchOutcome(Future[Receipt]):
     def result(self, timeout: float | None = None) -> Receipt:
         """Block until it is known, or raise why nothing was appended."""
         if timeout is not None:
-            TIMEOUT.check(timeout, "result: timeout")
+            TIMEOUT.check(timeout, "timeout")
         return super().result(timeout)
 
     def _after_fork(self) -> None:

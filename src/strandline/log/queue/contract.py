@@ -144,8 +144,7 @@ def check_usable(state: SlotState, slot: str, url: str) -> None:
     if state.invalid is not None:
         raise SlotInvalid(
             f"Slot {slot!r} of {url} was invalidated ({state.invalid.reason}) and pins nothing: its records may "
-            f"be gone. Choose where to resume and call log.slots.reset({slot!r}, position), or use 'strandline "
-            "slots reset'."
+            f"be gone. Choose where to resume, and reset it ('strandline slots reset')."
         )
 
 

@@ -159,7 +159,7 @@ class ObjectLogQueue:
         if state.position < head.floor:
             raise SlotInvalid(
                 f"{self._where} is at {state.position}, but the log begins at {head.floor} (wal-removed): choose "
-                f"where to resume and call log.slots.reset({self.slot!r}, position), or use 'strandline slots reset'."
+                f"where to resume, and reset it ('strandline slots reset')."
             )
         for entry in entries_from(head, state.position, self._chunks):
             return entry.sequence

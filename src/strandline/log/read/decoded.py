@@ -46,6 +46,6 @@ def read_decoded(
     end = log.position_of("now") if upto is None else upto
     codec = named_codec(log) if value is None else value
     if codec is None:
-        raise InvalidInput(f"{log!r} names no format for its values, so that they are bytes: name a codec (value=).")
+        raise InvalidInput(f"{log!r} names no format for its values, so that they are bytes: name a codec.")
     value_fields(codec)
     return (decode_records(batch, codec, bad) for batch in read_between(log, since, end, None))

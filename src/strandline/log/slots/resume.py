@@ -53,7 +53,8 @@ def check_cursor(cursor: Cursor, log: Cursor, bounds: Bounds) -> None:
         )
     if cursor.next < bounds.first:
         raise CursorExpired(
-            f"The cursor is at {cursor.next} and the log begins at {bounds.first}: bootstrap the consumer again."
+            f"Offset {cursor.next} was trimmed, and the log begins at {bounds.first}: begin there, or "
+            "bootstrap the consumer again; a table that was there has to be built again."
         )
 
 

@@ -31,7 +31,7 @@ def check_position(position: int, bounds: Bounds, retained_from: int | None = No
     first = bounds.first if retained_from is None else min(bounds.first, retained_from)
     if position < first:
         raise CursorExpired(
-            f"Offset {position} is no longer retained (the log begins at {first}): start there, or bootstrap."
+            f"Offset {position} is no longer retained (the log begins at {first}): begin there, or bootstrap."
         )
     if position > bounds.next:
         raise Diverged(f"Offset {position} is past the end of the log ({bounds.next}): name one up to that.")

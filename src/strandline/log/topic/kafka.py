@@ -164,9 +164,7 @@ class KafkaTopic(Closing):
         found = self._counted()
         if not found:
             if not create:
-                raise NotFound(
-                    f"There is no topic {self._name} at {self._bootstrap}: open it with create=True to make it."
-                )
+                raise NotFound(f"There is no topic {self._name} at {self._bootstrap}: open it with create, to make it.")
             self._create(replication_factor)
             found = self._appeared()
         if found != self.partition_count:

@@ -142,7 +142,7 @@ def refusal(error: Any, what: str) -> StrandlineError:
     if name in _TOO_LARGE:
         return InvalidInput(f"{words}: publish smaller messages, or raise max.message.bytes and message.max.bytes.")
     if name in _NO_SUCH:
-        return NotFound(f"{words}: it was deleted or never created; open the topic with create=True to make it.")
+        return NotFound(f"{words}: it was deleted or never created; open the topic with create, to make it.")
     if name in _NOT_ALLOWED:
         return StorageError(f"{words}: check the credentials, and what they are allowed to do with the topic.")
     if name in _TRANSIENT or error.retriable():

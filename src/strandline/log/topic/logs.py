@@ -292,4 +292,4 @@ def _check_same(where: str, found: int, wanted: int) -> None:
 
 
 def _no_topic(where: str) -> NotALog:
-    return NotALog(f"There is no topic at {where}: check the address, or create one with create=True.")
+    return NotALog(f"There is no topic at {where}: check the address, or open it with create, to make it.")

@@ -294,14 +294,14 @@ def check_listening(host: str, security: ServerSecurity, *, insecure: bool) -> N
     if insecure or is_loopback(host):
         return
     if not security.knows_callers:
-        missing = "anybody could read, append and promote: give it tokens or client_roots"
+        missing = "anybody could read, append and promote: give it tokens, or the authority of its clients"
     elif not security.is_encrypted:
         missing = "tokens would be sent in plain text: give it a certificate and a key"
     else:
         return
     raise InvalidInput(
-        f"A node on {host} can be reached by other machines, and {missing}; or listen on 127.0.0.1, or set "
-        "insecure=True."
+        f"A node on {host} can be reached by other machines, and {missing}; or listen on 127.0.0.1, or "
+        "allow it (--insecure)."
     )
 
 
@@ -313,7 +313,7 @@ def check_calling(host: str, security: ClientSecurity, *, encrypted: bool) -> No
         raise InvalidInput(f"Certificates are used over TLS only: call {host} as grpc+tls://.")
     if security.token is not None and not (security.insecure or is_loopback(host)):
         raise InvalidInput(
-            f"The token would be sent to {host} in plain text: call it as grpc+tls://, or set insecure=True."
+            f"The token would be sent to {host} in plain text: call it as grpc+tls://, or allow it (insecure)."
         )
 
 

@@ -95,8 +95,8 @@ def _check_cold(folder: str, options: NodeOptions, *, disk: Disk) -> None:
     if (options.cold_address, events, tiering.partitions) != (store, cold.events, cold.partitions):
         raise InvalidInput(
             f"The write-ahead log in {folder} has a cold tier in {store}, with {cold.partitions} partitions of events "
-            f"in {cold.events}: let the node have the same (cold=, and events= and partitions= of its TierSettings). "
-            "Nothing was changed."
+            f"in {cold.events}: let the node have the same cold tier (--cold), with the same events. Nothing "
+            "was changed."
         )
 
 

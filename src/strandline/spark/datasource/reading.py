@@ -53,7 +53,7 @@ _STRICT: Final = {
 }
 
 
-@checked(name="spark.read")
+@checked
 def read(
     spark: Annotated[SparkSession, anything("a SparkSession")],
     log: SharedLog | Address,

@@ -43,7 +43,7 @@ PATIENCE: Final = Backoff(attempts=40, base=0.25, ceiling=30.0)
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-@checked(name="spark.follow")
+@checked
 def follow(
     spark: Annotated[Any, anything("a SparkSession")],
     log: SharedLog | Address,

@@ -30,8 +30,9 @@ lost.
 """
 
 REMEDY: Final = (
-    "Remove the table to build it again, or follow with repair=True, which restores the last version that is known "
-    "to be right and continues from its cursor; if you know that the table is right as it is, call adopt() on its sink."
+    "Remove the table to build it again, or repair it ('strandline table repair'), which restores the last version "
+    "that is known to be right and continues from its cursor; if you know that the table is right as it is, let its "
+    "sink adopt it."
 )
 """What to do with a table that other writers changed."""
 

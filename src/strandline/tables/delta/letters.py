@@ -59,7 +59,7 @@ def check_letters(followed: FollowedDelta, table: DeltaTable) -> None:
     if log_of(table) is not None and columns_of(table).names == BAD_SCHEMA.names:
         raise InvalidInput(
             f"The dead letters {followed.url} do not say of which table they are, so that one table could take those "
-            "of another: name a new place for them, and build the table again with sl.tables.rebuild."
+            "of another: name a new place for them, and rebuild the table ('strandline table rebuild')."
         )
     check_shape(table, followed.shape, followed.url)
 

@@ -46,11 +46,11 @@ def check_shape(table: DeltaTable, shape: TableShape | DeadLetters, url: str, *,
         raise Diverged(f"The table {url} was replaced by another one at the same place. {REMEDY}")
     check_recorded(properties, shape, url)
     if shape.is_keyed:
-        refuse_append_only(table, url, f"a table with mode={shape.kind!r} replaces rows")
+        refuse_append_only(table, url, f"a table of mode {shape.kind!r} replaces rows")
     if needed_change(table, shape, is_rebuilt=is_rebuilt) is None and not _is_as_made(table, shape):
         raise Diverged(
             f"The columns of the table {url} were changed, so that its follower cannot write to it: change them back, "
-            "follow with repair=True, or follow into a new table."
+            "repair it ('strandline table repair'), or follow into a new table."
         )
 
 

@@ -32,8 +32,9 @@ class TableFiles(Protocol):
 def lost_file(path: str, where: str) -> CorruptData:
     """The error for a data file that a table names, and that is gone."""
     return CorruptData(
-        f"The data file {path} of the table {where} is gone, though the table names it: put it back, follow with "
-        "repair=True, which goes back to the last version whose files are all there, or build the table again."
+        f"The data file {path} of the table {where} is gone, though the table names it: put it back, repair it "
+        "('strandline table repair'), which goes back to the last version whose files are all there, or build the "
+        "table again."
     )
 
 

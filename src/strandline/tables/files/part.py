@@ -320,7 +320,7 @@ def _refuse_ambiguous(changes: pa.Table, names: ColumnNames) -> None:
     twice = counts.filter(pc.greater(counts.column("count_all"), 1)).column(names.offset)[0].as_py()
     raise InvalidInput(
         f"The transform gives several rows of one key for the record at offset {twice}, and a keyed table cannot know "
-        "which comes last: give them different keys, or follow into mode='append'."
+        "which comes last: give them different keys, or follow into a table of mode 'append'."
     )
 
 
@@ -382,7 +382,7 @@ def narrowed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     if lost:
         raise SchemaRefused(
             f"The log has values of {', '.join(lost)}, for which the table has no columns: it was made with an earlier "
-            "schema. Compare it with that one, or build its rows again with this one (sl.tables.rebuild)."
+            "schema. Compare it with that one, or build its rows again with this one ('strandline table rebuild')."
         )
     return rows
 

@@ -43,7 +43,7 @@ def check_recorded(properties: Mapping[str, str], shape: TableShape | DeadLetter
     """``InvalidInput`` if the table was made with another mode or shape."""
     mode = properties.get(MODE_KEY)
     if mode != shape.kind:
-        raise InvalidInput(f"The table {where} was made with mode={mode!r}; open it with that mode.")
+        raise InvalidInput(f"The table {where} was made with mode {mode!r}: open it with that.")
     refuse_another_shape(properties.get(SHAPE_KEY), shape, where)
 
 

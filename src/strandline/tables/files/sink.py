@@ -194,7 +194,7 @@ class FileTableSink(ABC):
         self.meet(log)
         opened = self._replayed(log.log_id)
         if opened is None:
-            raise InvalidInput(f"The sink of {self.where} has no dead letters: name their table with dead_letters=.")
+            raise InvalidInput(f"The sink of {self.where} has no dead letters: name their table.")
         shape = self._shape.for_letters()
         return LetterReplay(self.where, opened, shape, shape.rows, log)
 

@@ -33,8 +33,9 @@ HARMLESS: Final = frozenset({"replace"})
 """Operations that keep all rows: files were rewritten."""
 
 REMEDY: Final = (
-    "Drop the table to build it again, or follow with repair=True, which goes back to the last snapshot that is known "
-    "to be right and continues from its cursor; if you know that the table is right as it is, call adopt() on its sink."
+    "Drop the table to build it again, or repair it ('strandline table repair'), which goes back to the last snapshot"
+    " that is known to be right and continues from its cursor; if you know that the table is right as it is, let its "
+    "sink adopt it."
 )
 
 

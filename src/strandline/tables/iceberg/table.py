@@ -367,7 +367,7 @@ class FollowedIceberg:
 
     def _lost_metadata(self, error: Exception) -> CorruptData:
         return CorruptData(
-            f"A metadata file is gone, though the table {self.identifier} names it ({error}): put it back, follow with "
-            "repair=True, which goes back to the last snapshot whose files are all there, or drop the table to build "
-            "it again."
+            f"A metadata file is gone, though the table {self.identifier} names it ({error}): put it back, repair it "
+            "('strandline table repair'), which goes back to the last snapshot whose files are all there, or drop "
+            "the table to build it again."
         )

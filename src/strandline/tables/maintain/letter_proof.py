@@ -71,6 +71,6 @@ def _compare_each(letters: pa.Table, records: pa.Table, where: str) -> None:
         if not any(same_unless_erased(letter, record) for record in at.get(offset, ())):
             raise Diverged(
                 f"The dead letter of offset {offset} of the table {where} is not the record that the log has there: "
-                "the log was restored from a copy, and grew differently. Nothing was changed: build the table again "
-                "with sl.tables.rebuild, which replaces its letters, too."
+                "the log was restored from a copy, and grew differently. Nothing was changed: rebuild the table "
+                "('strandline table rebuild'), which replaces its letters, too."
             )

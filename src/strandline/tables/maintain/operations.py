@@ -219,8 +219,8 @@ def replay_letters(sink: MaintainedTable, log: Log | Address) -> Replayed:
         if source.counts_batches:
             raise Unsupported(
                 f"{source!r} is a queue of version 1, whose records share the offset of their batch: no letter can be "
-                "told from the rows of its batch, and nothing was changed. Copy the queue into a log with sl.ingest, "
-                "and follow that into another table."
+                "told from the rows of its batch, and nothing was changed. Copy the queue into a log with "
+                "'strandline ingest', and follow that into another table."
             )
         return sink.replay_letters(source)
 
@@ -258,7 +258,7 @@ def optimize(sink: MaintainedTable | Address) -> int:
     table = _table(sink)
     if table.mode != "append":
         raise InvalidInput(
-            f"A table with mode={table.mode!r} has no files to join: its follower, or its database, keeps them few."
+            f"A table of mode {table.mode!r} has no files to join: its follower, or its database, keeps them few."
         )
     return table.optimized()
 

@@ -102,5 +102,5 @@ def check_rebuilt(found: RowDifferences, where: str) -> None:
     raise CorruptData(
         f"The new rows of the table {where} are not those of its log ({found.missing:,} missing, {found.extra:,} too "
         f"many; {found.first[0]}), and the table stays as it was. If its transform gives other rows each time, rebuild "
-        "it without the comparison (verify=False)."
+        "it without the comparison (--no-verify)."
     )

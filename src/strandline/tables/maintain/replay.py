@@ -179,7 +179,7 @@ class LetterReplay:
         if name not in table.columns().names or name not in changes.column_names:
             raise InvalidInput(
                 f"The table {self.where} does not keep the offsets of its records ({name}), so that letters could be "
-                "applied twice: build it again with sl.tables.rebuild."
+                "applied twice: rebuild it ('strandline table rebuild')."
             )
         since = pc.min(changes.column(name)).as_py()
         has = [pa.array([], pa.int64()), *[distinct(one.column("offset")) for one in table.pairs(name, None, since)]]
@@ -216,8 +216,8 @@ class LetterReplay:
                     raise InvalidInput(
                         f"The table {self.where} has a row of the record at offset "
                         f"{pc.min(other.column('offset')).as_py()} under a key that the record no longer has with this "
-                        "schema and transform, so that a replay would double or lose rows: rebuild the table with "
-                        "sl.tables.rebuild."
+                        "schema and transform, so that a replay would double or lose rows: rebuild the table "
+                        "('strandline table rebuild')."
                     )
 
 

@@ -173,7 +173,7 @@ class TableShape:
             raise SchemaRefused(
                 f"The field '{rounded[0]}' becomes float64, and the rows that the table has were rounded to float32 "
                 f"when their {self.value.name} values were decoded: build all rows again with the new schema "
-                "(sl.tables.rebuild), or keep float32."
+                "('strandline table rebuild'), or keep float32."
             )
         return change
 
@@ -217,7 +217,7 @@ class TableShape:
             meta["op"] = found.operations(meta["op"])
             if found.key is not None and not self.key:
                 raise InvalidInput(
-                    f"The codec {self.value.name!r} finds keys in values: name the columns of a row's key with key=."
+                    f"The codec {self.value.name!r} finds keys in values: name the columns of a row's key."
                 )
             if self.tombstones not in (None, "dead-letters") and self.is_keyed:
                 declared = pa.schema([]) if self._grows else self.value.schema
@@ -267,8 +267,8 @@ class TableShape:
             )
         if missing and self.transform is None:
             raise InvalidInput(
-                f"The values have no field {missing[0]!r}, which identifies a row (key=): name it in the schema of "
-                "their codec, or correct key=."
+                f"The values have no field {missing[0]!r}, which identifies a row: name it in the schema of their "
+                "codec, or correct the key."
             )
         if missing:
             raise InvalidInput(

@@ -40,23 +40,23 @@ def check_tombstones(tombstones: Tombstones | None, key: Sequence[str], declared
         return
     if not key:
         raise InvalidInput(
-            "A table without key= has the record's key, by which a delete without a value finds its row: leave "
-            "tombstones= out."
+            "A table without key columns has the record's key, by which a delete without a value finds its row: leave "
+            "tombstones out."
         )
     if tombstones == "key" and len(key) > 1:
         raise InvalidInput(
-            f"The record's key cannot be the text of {len(key)} columns: give tombstones='json', or a codec of the key."
+            f"The record's key cannot be the text of {len(key)} columns: let tombstones be 'json', or a codec."
         )
     given = pa.schema([]) if isinstance(tombstones, str) else tombstones.schema
     if tombstones == "key":
         given = pa.schema({name: pa.string() for name in key})
     for name in key if len(given) else ():
         if name not in given.names:
-            raise InvalidInput(f"The codec of tombstones= gives no column {name!r}, which is in key=.")
+            raise InvalidInput(f"The codec of tombstones gives no column {name!r} of the key.")
         if name in declared.names and not _is_castable(given.field(name).type, declared.field(name).type):
             raise InvalidInput(
                 f"A key that is {given.field(name).type} cannot name a row by {name!r}, which is "
-                f"{declared.field(name).type}: give tombstones= a codec of that type, or key= another column."
+                f"{declared.field(name).type}: give tombstones a codec of that type, or the table another key."
             )
 
 
@@ -76,9 +76,9 @@ def refuse_tombstones(records: pa.Table, deletes: pa.ChunkedArray, key: Sequence
         names = repr(key[0]) if len(key) == 1 else repr(tuple(key))
         raise BadRecord(
             f"The record at offset {pc.min(found.column('offset')).as_py()} is a delete without a value, and the table "
-            f"finds its rows by fields of the value (key={names}). Nothing was applied: give the sink "
-            "tombstones='key' if the record's key is that field, tombstones='json' if it is a JSON object with it, a "
-            "codec of the record's key, or tombstones='dead-letters' to set such deletes aside."
+            f"finds its rows by fields of the value ({names}). Nothing was applied: name its tombstones "
+            "(--tombstones): 'key' if the record's key is that field, 'json' if it is a JSON object with it, a codec "
+            "of the record's key, or 'dead-letters' to set such deletes aside."
         )
 
 
@@ -99,8 +99,8 @@ class TombstoneKeys:
         missing = [name for name in self.key if name not in found.columns.schema.names]
         if missing and len(self.declared):
             raise InvalidInput(
-                f"The values have no field {missing[0]!r} that tombstones= could fill from the record's key: let the "
-                "transform find the key of a delete, and leave tombstones= out."
+                f"The values have no field {missing[0]!r} that tombstones could fill from the record's key: let the "
+                "transform find the key of a delete, and leave tombstones out."
             )
         is_tombstone = pc.and_(
             pc.is_null(records.column("value")), pc.not_equal(ops, pa.scalar(int(Op.PUT), pa.int8()))
@@ -133,7 +133,7 @@ class TombstoneKeys:
         found = []
         for field in fields:
             if field.name not in decoded.columns.schema.names:
-                raise InvalidInput(f"The codec of tombstones= gives no column {field.name!r}, which is in key=.")
+                raise InvalidInput(f"The codec of tombstones gives no column {field.name!r} of the key.")
             column = decoded.columns.column(field.name)
             if is_json and _PAYLOAD in decoded.columns.schema.names[len(fields) :]:
                 column = pc.coalesce(pc.struct_field(decoded.columns.column(_PAYLOAD), field.name), column)

@@ -308,7 +308,7 @@ class SqlSink:
 
     def _letter_replay(self, log: Log) -> LetterReplay:
         if not self._has_dead_letters:
-            raise InvalidInput(f"The sink of {self.where} has no dead letters: open it with dead_letters=True.")
+            raise InvalidInput(f"The sink of {self.where} has no dead letters: open it with them.")
         self.meet(log)
         row, values = self._database.read_table().row, None
         if row is not None and self._shape.is_self_describing:  # letters bring columns, as records do

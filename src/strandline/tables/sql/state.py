@@ -120,15 +120,15 @@ class Expected:
         if row.identity != seen.identity:
             raise Diverged(f"The table {self.where} was dropped and created again by somebody else. {REMEDY}")
         if row.mode != self.mode:
-            raise InvalidInput(f"The table {self.where} was made with mode={row.mode!r}; open it with that mode.")
+            raise InvalidInput(f"The table {self.where} was made with mode {row.mode!r}: open it with that.")
         if row.mode == "latest" and self.has_soft_deletes != (self.deleted in row.schema.names):
             raise InvalidInput(
-                f"The table {self.where} was made with soft_deletes={not self.has_soft_deletes}; open it so, or build "
-                "a new one."
+                f"The table {self.where} was made {'without' if self.has_soft_deletes else 'with'} soft deletes: "
+                "open it so, or build a new one."
             )
         if row.key not in (None, self.key):
             raise InvalidInput(
-                f"The table {self.where} was made with key={row.key}, and is opened with key={self.key}: open it as it "
+                f"The table {self.where} was made with the key {row.key}, and is opened with {self.key}: open it as it "
                 "was made, or build a new one."
             )
         self._check_columns(seen, row)

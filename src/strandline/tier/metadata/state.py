@@ -56,7 +56,7 @@ def not_ready(readiness: Unassigned | CatchingUp) -> NotReady:
         case Unassigned(partition):
             return NotReady(
                 f"Metadata partition {partition} is not assigned to this node, so the answer is unknown: ask a node "
-                "that follows it, or try again when reconcile_assignment() has added it."
+                "that follows it, or try again when it is assigned to this one."
             )
         case CatchingUp(partition, why):
             return NotReady(f"Metadata partition {partition} is not ready: {why}.")

@@ -358,7 +358,7 @@ def hot_log(log: object) -> ObjectLog | WalLog | WalReader:
     if not isinstance(log, ObjectLog | WalLog | WalReader):
         raise Unsupported(
             f"A {type(log).__name__} cannot have a cold tier: only object logs can, and write-ahead logs on their own. "
-            "A node attaches that of its log itself, if it is opened with cold=."
+            "A node attaches that of its log itself (--cold)."
         )
     check_own(log)
     return log
@@ -374,7 +374,7 @@ def check_tierable(log: object) -> None:
     if not isinstance(getattr(log, "slots", None), SlotTable | SlotKeeper | TieredSlots | TierableSlots):
         raise Unsupported(
             f"A {type(log).__name__} cannot be tiered: only object logs can, and write-ahead logs on their own. A node "
-            "tiers its log itself, if it is opened with cold=."
+            "tiers its log itself (--cold)."
         )
     check_own(log)
 
@@ -388,5 +388,5 @@ def check_own(log: object) -> None:
     if _STATE in names and folder.name in names:
         raise Unsupported(
             f"The log in {folder} belongs to the node in {folder.parent}, and another copy may lead after a failover: "
-            "open the node with cold= (strandline node run --cold), and whichever node leads tiers the log."
+            "run the node with --cold, and whichever node leads tiers the log."
         )

@@ -93,8 +93,7 @@ class Avro(RowCodec):
         if older._registry is None or self._registry is None:
             raise SchemaRefused(
                 "Avro values without a registry do not name the schema that they were written with, so that a changed "
-                "schema cannot decode the older ones: use a schema registry (sl.Avro(..., registry=...)), or begin a "
-                "new log."
+                "schema cannot decode the older ones: use a schema registry, or begin a new log."
             )
         known, now = older._registry.settings(), self._registry.settings()
         if isinstance(known, Mapping) and isinstance(now, Mapping):

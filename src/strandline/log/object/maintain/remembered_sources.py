@@ -66,9 +66,7 @@ def forget_source(log: Address | Annotated[LogReading, anything("an object log")
         hot = _hot(found)
     known = next((one for one in sources(hot) if one.id == source), None)
     if known is None:
-        raise NotFound(
-            f"{hot.url} remembers no source {source}: 'strandline sources list' and sl.log.sources show them."
-        )
+        raise NotFound(f"{hot.url} remembers no source {source}: 'strandline sources list' shows those that it does.")
 
     def without(head: Head) -> Head:
         return replace(head, writers={writer: state for writer, state in head.writers.items() if writer != source})

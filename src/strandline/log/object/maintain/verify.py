@@ -116,7 +116,7 @@ class ObjectLogVerifier:
         try:
             found = decode_identity(self._store.get(IDENTITY).data, f"{self._store.url}/{IDENTITY}")
         except NotFound:
-            what = "is missing: restore the object, or let open(..., create=True, retention=...) write it again"
+            what = "is missing: restore the object, or let 'strandline create' write it again"
             yield self._finding(Severity.DAMAGE, FindingKind.IDENTITY, IDENTITY, what)
         except (CorruptData, WrongKind, UnsupportedVersion) as error:
             yield Finding(Severity.DAMAGE, FindingKind.IDENTITY, IDENTITY, str(error))

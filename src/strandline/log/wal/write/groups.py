@@ -184,7 +184,7 @@ class CommitGroup:
     def wait(self, timeout: float | None = None) -> None:
         """Block until it is durable, or raise why it is not; ``TimeoutError`` if it is neither yet."""
         if timeout is not None:
-            TIMEOUT.check(timeout, "result: timeout")
+            TIMEOUT.check(timeout, "timeout")
         if not self.done:
             if self.source.commit is not None:
                 self.source.commit()
