@@ -102,7 +102,7 @@ def test_a_change_over_the_network_is_checked(begin):
             ({"change": "cancel"}, "'term': None is no whole number"),
         ):
             with pytest.raises(InvalidInput, match=why):
-                channel.ask("change-members", fields)
+                channel.ask("change-members", **fields)
         with pytest.raises(InvalidInput, match="nothing to take back"):
             log.change_members(CancelChange((1, 1)))
         assert log.topology().membership is None

@@ -22,7 +22,6 @@ from strandline.model.head import WriterId
 from strandline.model.records import RECORD_SCHEMA
 from strandline.node.flight.client.channel import Channel
 from strandline.node.flight.wire.append_stream import AppendCommand, as_messages, write_command
-from strandline.node.flight.wire.errors import node_errors
 from tests.contracts.logs import content
 from tests.contracts.producers import ProducerContract
 from tests.node.flight.tcp import TcpProxy
@@ -155,7 +154,7 @@ def test_an_append_whose_end_is_missing_is_not_appended_in_part(primary: sl.node
     with sl.open(primary.url) as log:
         records = pa.Table.from_pylist([{"op": 0, "timestamp": 0, "value": b"1"}] * 2, RECORD_SCHEMA)
         failed = pytest.raises(TransientStorageError, match="2 of the 3 records")
-        with closing(Channel(primary.url)) as channel, failed, node_errors(primary.url, "an append"):
+        with closing(Channel(primary.url)) as channel, failed:
             channel.put(command, as_messages(records), records.schema, SOON)
         assert log.bounds().next == 0
         assert log.append(records, writer=WriterId(UUID(int=7)), number=0).receipt.count == 2

@@ -80,7 +80,7 @@ def test_waits_are_bounded_for_one_caller_and_for_all_and_others_are_served(node
     past = {"past": Cursor(node.log.log_id, 0), "seconds": 9}
 
     def wait(caller: int) -> Any:
-        return pool.submit(channels[caller].call, "wait", past, timeout=20)
+        return pool.submit(channels[caller].call, "wait", timeout=20, **past)
 
     first = [wait(0), wait(0)]
     until(lambda: node.waits >= 2 and server.calls == 2)
@@ -108,7 +108,7 @@ def test_a_wait_ends_when_its_caller_is_gone_and_when_the_node_stops(node: Node,
     opened.callback(channel.close)
     past = {"past": Cursor(node.log.log_id, 0), "seconds": 600}
     with pytest.raises(TransientStorageError):
-        channel.call("wait", past, timeout=0.3)
+        channel.call("wait", timeout=0.3, **past)
     until(lambda: server.calls == 0)
     log = opened.enter_context(RemoteLog(server.url))
     waiting = pool.submit(log.wait, log.end(), 60)
@@ -134,7 +134,7 @@ def test_a_wait_is_checked_at_the_door(node: Node, opened: ExitStack) -> None:
         {"past": past, "seconds": 1, "x": 1},
     ):
         with pytest.raises(InvalidInput, match="'wait'"):
-            channel.call("wait", fields)
+            channel.call("wait", **fields)
     assert node.waits == 0
 
 

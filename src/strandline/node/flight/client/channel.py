@@ -10,11 +10,12 @@ from urllib.parse import SplitResult
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from strandline.errors import CorruptData, InvalidInput
-from strandline.formats.json.fields import write_fields
+from strandline.errors import CorruptData, InvalidInput, TransientStorageError
+from strandline.formats.json.fields import Fields, write_fields
 from strandline.model.addresses import as_address, refuse_credentials, split_address
 from strandline.node.flight.security import ClientSecurity, check_calling
 from strandline.node.flight.wire.errors import node_errors
+from strandline.node.message_json import answer
 from strandline.storage.fork_check import Origin, bound_to_process
 
 TIMEOUT: Final = 5.0
@@ -94,7 +95,7 @@ class Channel:
             return fl.FlightCallOptions(headers=headers)
         return fl.FlightCallOptions(timeout=timeout, headers=headers)
 
-    def call(self, action: str, fields: dict[str, Any], *, timeout: float | None = None) -> list[bytes]:
+    def call(self, action: str, *, timeout: float | None = None, **fields: Any) -> list[bytes]:
         """Call an action; returns its answer in pieces."""
         options = self.options(timeout or self.timeout)
         try:
@@ -103,14 +104,14 @@ class Channel:
             raise InvalidInput(f"{action!r} takes text that is UTF-8: {error.reason}.") from error
         with node_errors(self.url, f"{action!r}"):
             answers = self.client.do_action(fl.Action(action, body), options)
-            return [answer.body.to_pybytes() for answer in answers]
+            return [each.body.to_pybytes() for each in answers]
 
-    def ask(self, action: str, fields: dict[str, Any], *, timeout: float | None = None) -> bytes:
-        """Call an action that answers in one piece."""
-        answers = self.call(action, fields, timeout=timeout)
+    def ask(self, action: str, *, timeout: float | None = None, **fields: Any) -> Fields:
+        """Call an action that answers with one object; ``CorruptData`` for anything else."""
+        answers = self.call(action, timeout=timeout, **fields)
         if len(answers) != 1:
             raise CorruptData(f"{self.url} gave {len(answers)} answers to {action!r}: is it a node of this version?")
-        return answers[0]
+        return answer(answers[0], self.url)
 
     def get(self, ticket: bytes, *, timeout: float | None, signed: str | None = None) -> Any:
         """Open a stream, by a signed ticket if there is one; blocks until it begins."""
@@ -118,22 +119,25 @@ class Channel:
 
     def put(
         self, command: bytes, messages: Iterable[pa.RecordBatch | bytes], schema: pa.Schema, timeout: float
-    ) -> bytes | None:
-        """Send batches and metadata; returns the node's answer to all of them."""
+    ) -> Fields:
+        """Append batches and metadata; returns the node's answer to all of them."""
         descriptor = fl.FlightDescriptor.for_command(command)
-        writer, answers = self.client.do_put(descriptor, schema, self.options(timeout))
-        try:
-            for message in messages:
-                if isinstance(message, bytes):
-                    writer.write_metadata(pa.py_buffer(message))
-                else:
-                    writer.write_batch(message)
-            writer.done_writing()
-            answer = answers.read()
-        finally:
-            # Raises the node's error if a write failed because of it.
-            writer.close()
-        return None if answer is None else answer.to_pybytes()
+        with node_errors(self.url, "an append"):
+            writer, answers = self.client.do_put(descriptor, schema, self.options(timeout))
+            try:
+                for message in messages:
+                    if isinstance(message, bytes):
+                        writer.write_metadata(pa.py_buffer(message))
+                    else:
+                        writer.write_batch(message)
+                writer.done_writing()
+                found = answers.read()
+            finally:
+                # Raises the node's error if a write failed because of it.
+                writer.close()
+        if found is None:
+            raise TransientStorageError(f"{self.url} did not answer an append: the records may be appended or not.")
+        return answer(found.to_pybytes(), self.url)
 
     def exchange(self, command: bytes, timeout: float | None) -> tuple[Any, Any]:
         """Open an exchange: its writer and its reader; the caller ends it with :func:`end_exchange`."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Final, Literal, TypeAlias, TypeVar, final
+from typing import Any, Final, Literal, TypeAlias, TypeVar, final
 
 from strandline.errors import (
     CursorExpired,
@@ -22,11 +22,11 @@ from strandline.errors import (
     TransientStorageError,
     Unsupported,
 )
+from strandline.formats.json.fields import Fields
 from strandline.log.read.reading import pauses
 from strandline.model.addresses import as_address, refuse_credentials, split_address
 from strandline.node.flight.client.channel import Channel
 from strandline.node.flight.security import ClientSecurity, is_loopback
-from strandline.node.message_json import answer
 from strandline.node.messages import NodeStatus
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -171,6 +171,14 @@ class NodeChannels:
             waiting = waiting or pauses(self.failover_timeout, self._clock)
             self._pause(waiting, failure)
 
+    def ask_primary(self, action: str, *, may_repeat: bool = False, **fields: Any) -> Fields:
+        """Call an action of the node that leads, as :meth:`on_primary` does; returns its answer."""
+        return self.on_primary(lambda channel: channel.ask(action, **fields), may_repeat=may_repeat)
+
+    def tell_primary(self, action: str, *, may_repeat: bool = False, **fields: Any) -> None:
+        """The same for an action without an answer."""
+        self.on_primary(lambda channel: channel.call(action, **fields), may_repeat=may_repeat)
+
     def _pause(self, waiting: Iterator[float], failure: StrandlineError) -> None:
         pause = next(waiting, 0.0)
         if not pause:
@@ -294,7 +302,7 @@ class NodeChannels:
 
 
 def _status(channel: Channel) -> NodeStatus:
-    return answer(channel.ask("status", {}), channel.url).record(NodeStatus)
+    return channel.ask("status").record(NodeStatus)
 
 
 def _committed(status: NodeStatus | None) -> int:

@@ -81,20 +81,20 @@ class FlightUpstream(Closing):
     def __repr__(self) -> str:
         return f"FlightUpstream({self._channel.url!r})"
 
-    def _answer(self, action: str, caller: Caller, **fields: Any) -> Fields:
-        return answer(self._channel.ask(action, _asked(caller, **fields)), self._channel.url)
+    def _ask(self, action: str, caller: Caller, **fields: Any) -> Fields:
+        return self._channel.ask(action, **caller._asdict(), **fields)
 
     def register(self, caller: Caller, *, region: str | None) -> Registration:
         """Register as a replica."""
-        return self._answer("register", caller, region=region).record(Registration)
+        return self._ask("register", caller, region=region).record(Registration)
 
     def unregister(self, caller: Caller, *, keep_slot: bool) -> None:
         """Unregister."""
-        self._channel.call("unregister", _asked(caller, keep_slot=keep_slot))
+        self._channel.call("unregister", **caller._asdict(), keep_slot=keep_slot)
 
     def resume(self, caller: Caller, since: Cursor | None) -> Resume:
         """How to resume from the caller's own position."""
-        return read_resume(self._answer("resume", caller, since=None if since is None else str(since)))
+        return read_resume(self._ask("resume", caller, since=since))
 
     def feed(self, caller: Caller, since: Cursor) -> RemoteFeed:
         """The batches from a position on; an error of the request is raised by the first take."""
@@ -141,13 +141,13 @@ class FlightUpstream(Closing):
 
     def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
         """Pin the log at its end, and seal a snapshot behind that; may take minutes."""
-        url = self._channel.url
-        answers = self._channel.call("begin-snapshot", _asked(caller, kind=kind), timeout=self._snapshot_timeout)
+        channel = self._channel
+        answers = channel.call("begin-snapshot", timeout=self._snapshot_timeout, **caller._asdict(), kind=kind)
         try:
             offer, manifest = answers
         except ValueError as error:
-            raise CorruptData(f"{url} did not answer with a snapshot: is it a node of this version?") from error
-        return SnapshotOffer(answer(offer, url).name("name"), manifest)
+            raise CorruptData(f"{channel.url} did not answer with a snapshot: is it a node of this version?") from error
+        return SnapshotOffer(answer(offer, channel.url).name("name"), manifest)
 
     def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[SnapshotChunk]:
         """A file of a snapshot from a byte on. The caller stores the bytes, and checks their checksums."""
@@ -187,21 +187,21 @@ class FlightUpstream(Closing):
 
     def end_snapshot(self, caller: Caller, cursor: Cursor) -> None:
         """The bootstrap is complete and durable at this cursor."""
-        self._channel.call("end-snapshot", _asked(caller, cursor=str(cursor)))
+        self._channel.call("end-snapshot", **caller._asdict(), cursor=cursor)
 
     def topology(self, caller: Caller) -> Topology:
         """The replicas of the log with their offsets."""
-        return self._answer("topology", caller).record(Topology)
+        return self._ask("topology", caller).record(Topology)
 
     def handover(self, caller: Caller, *, membership: tuple[int, int] = (0, 0)) -> Handover:
         """State that a replica needs beside its copy of the log, to become the primary."""
         # Without a record nothing is said: a primary of an earlier version knows no such field.
         known = dict(zip(("members_term", "members_number"), membership, strict=True)) if any(membership) else {}
-        return read_handover(self._answer("handover", caller, **known))
+        return read_handover(self._ask("handover", caller, **known))
 
     def report(self, caller: Caller) -> ElectionReport:
         """The report of this node for an election, in either role."""
-        return self._answer("report", caller).record(ElectionReport)
+        return self._ask("report", caller).record(ElectionReport)
 
     def close(self) -> None:
         """Close the connection. Idempotent. Feeds stay open: their openers close them."""
@@ -261,10 +261,6 @@ class _AckStream:
 
     def close(self) -> None:
         end_exchange(self._writer, self._reader)
-
-
-def _asked(caller: Caller, **fields: Any) -> dict[str, Any]:
-    return {"name": caller.name, "term": caller.term, **fields}
 
 
 def _chunks_in(batch: pa.RecordBatch, url: str) -> Iterator[SnapshotChunk]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, final
 from uuid import UUID
 
 import pyarrow as pa
@@ -35,22 +35,20 @@ from strandline.node.flight.client.channel import TIMEOUT, Channel
 from strandline.node.flight.client.monotonic_reads import MonotonicReads
 from strandline.node.flight.client.node_channels import FAILOVER_TIMEOUT, NodeChannels, ReadFrom
 from strandline.node.flight.client.remote_slots import RemoteSlots
-from strandline.node.flight.client.remote_span import RemoteSpan, planned_span, streamed
+from strandline.node.flight.client.remote_span import RemoteSpan, planned_span, streamed_with_terms
 from strandline.node.flight.client.resumed_stream import resumed_stream
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.wire.append_stream import AppendCommand, as_messages, write_command
-from strandline.node.flight.wire.errors import node_errors
 from strandline.node.flight.wire.streams import schema_of_columns
 from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.members.rules import AddNode, CancelChange, Change, RemoveNode, SetPolicy
 from strandline.node.members.steps import CHANGE_SECONDS, MemberChange
-from strandline.node.message_json import answer, read_commit, read_node_slots
+from strandline.node.message_json import read_commit, read_node_slots
 from strandline.node.messages import WAIT, Commit, NodeSlots, NodeStatus, Plan, TimedOut, Topology
 from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
-T = TypeVar("T")
 _ANY_LOG: Final = UUID(int=0)
 
 _LONGEST_WAIT: Final = 10.0
@@ -143,20 +141,12 @@ class RemoteLog(OptionalCalls, Produces, LogReading, Closing):
             nonlocal tries
             tries += 1
             try:
-                commit = send(channel)
+                found = channel.put(command, as_messages(table), table.schema, timeout + channel.timeout)
             except NotReady:
                 tries -= 1
                 raise
+            commit = read_commit(found)
             return replace(commit, repeated=commit.repeated and tries == 1)
-
-        def send(channel: Channel) -> Commit:
-            with node_errors(channel.url, "an append"):
-                data = channel.put(command, as_messages(table), table.schema, timeout + channel.timeout)
-            if data is None:
-                raise TransientStorageError(
-                    f"{channel.url} did not answer an append: the records may be appended or not."
-                )
-            return read_commit(answer(data, channel.url))
 
         commit = self._nodes.on_primary(put, may_repeat=append is not None)
         if not isinstance(commit.outcome, TimedOut):
@@ -168,21 +158,16 @@ class RemoteLog(OptionalCalls, Produces, LogReading, Closing):
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of the writer's last append, as the primary knows; None if it does not know the writer."""
-        found = self._nodes.on_primary(
-            lambda channel: self._ask(channel, "last-number", writer=writer), may_repeat=True
-        )
-        return found.maybe_natural("number")
+        return self._nodes.ask_primary("last-number", may_repeat=True, writer=writer).maybe_natural("number")
 
     def last_append(self, writer: WriterId) -> WriterState | None:
         """The last append of a writer, or of a source of ingested records; None if the primary does not know it."""
-        found = self._nodes.on_primary(
-            lambda channel: self._ask(channel, "last-append", writer=writer), may_repeat=True
-        )
+        found = self._nodes.ask_primary("last-append", may_repeat=True, writer=writer)
         return found.record(WriterState, proof=found.maybe_proof("proof")) if "number" in found else None
 
     def append_at(self, offset: int) -> StoredAppend:
         """The batch with the record at an offset; ``CursorExpired`` if it is not retained."""
-        found = self._reads.ask(lambda channel: self._ask(channel, "append-at", offset=offset), _no_end)
+        found = self._reads.ask(lambda channel: channel.ask("append-at", offset=offset), _no_end)
         first, following = found.natural("first"), found.natural("next")
         if found.maybe_natural("number") is None:
             return StoredAppend(first, following, None)
@@ -208,7 +193,7 @@ class RemoteLog(OptionalCalls, Produces, LogReading, Closing):
         cursor = None if since is None else cursor_of(self, since)
         ticket = ReadTicket(cursor, upto, follow, None if columns is None else tuple(columns))
         if self._nodes.is_one:
-            return streamed(self._nodes.all[0], ticket, schema, self._clock)
+            return (batch for batch, _ in streamed_with_terms(self._nodes.all[0], ticket, schema, self._clock))
         return self._read_anywhere(ticket)
 
     def _read_anywhere(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
@@ -225,15 +210,12 @@ class RemoteLog(OptionalCalls, Produces, LogReading, Closing):
             self.plan(cursor, Limit(batches=1))  # nothing to read, but a cursor of another log is refused
         yield from resumed_stream(self._nodes, log_id, cursor, replace(ticket, upto=upto), self._clock)
 
-    def _ask(self, channel: Channel, action: str, **fields: Any) -> Fields:
-        return answer(channel.ask(action, fields), channel.url)
-
     def bounds(self) -> Bounds:
         """The first retained and the next offset that readers see."""
         return self._look()[1]
 
     def _look(self) -> tuple[UUID, Bounds]:
-        fields = self._reads.ask(lambda channel: self._ask(channel, "bounds"), lambda found: found.natural("next"))
+        fields = self._reads.ask(lambda channel: channel.ask("bounds"), lambda found: found.natural("next"))
         log_id, bounds = fields.uuid("log_id"), Bounds(fields.natural("first"), fields.natural("next"))
         return log_id, self._reads.shown(log_id, bounds)
 
@@ -246,7 +228,7 @@ class RemoteLog(OptionalCalls, Produces, LogReading, Closing):
     def end(self) -> Cursor:
         """The cursor at the end that readers see now."""
         # Not by its bounds: a node knows its end also while it does not know where the cold tier begins.
-        found = self._reads.ask(lambda channel: self._ask(channel, "cursor-at", offset=0), _end_of)
+        found = self._reads.ask(lambda channel: channel.ask("cursor-at", offset=0), _end_of)
         log_id, end = found.cursor("cursor").log_id, _end_of(found)
         if end is None:  # a node of an earlier version
             log_id, bounds = self._look()
@@ -256,7 +238,7 @@ class RemoteLog(OptionalCalls, Produces, LogReading, Closing):
 
     def cursor_at(self, offset: int) -> Cursor:
         """The cursor at ``offset``, with term and fingerprint as far as the node still holds the record before it."""
-        found = self._reads.ask(lambda channel: self._ask(channel, "cursor-at", offset=offset), _end_of)
+        found = self._reads.ask(lambda channel: channel.ask("cursor-at", offset=offset), _end_of)
         cursor, end = found.cursor("cursor"), _end_of(found)
         # The record before it may yet be replaced by another one, as long as it is not committed.
         return Cursor(cursor.log_id, offset) if end is not None and end < offset else cursor
@@ -273,7 +255,7 @@ class RemoteLog(OptionalCalls, Produces, LogReading, Closing):
         return resume.position_of(start, log_id, bounds, self._offset_at)
 
     def _offset_at(self, time: int) -> int:
-        return self._reads.ask(lambda channel: self._ask(channel, "offset-at", time=time), _end_of).natural("offset")
+        return self._reads.ask(lambda channel: channel.ask("offset-at", time=time), _end_of).natural("offset")
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[RemoteSpan]:
         """The spans after a cursor, in order and without a hole; any process can fetch them from the node."""
@@ -290,7 +272,7 @@ class RemoteLog(OptionalCalls, Produces, LogReading, Closing):
         limits = {"records": rest.records, "bytes": rest.bytes, "batches": rest.batches, "upto": rest.upto}
 
         def ask(channel: Channel) -> tuple[Plan, str]:
-            return self._ask(channel, "plan", since=since, **limits).record(Plan), channel.url
+            return channel.ask("plan", since=since, **limits).record(Plan), channel.url
 
         plan, url = self._reads.ask(ask, lambda found: found[0].end)
         return plan, (url,) if self._nodes.is_one else tuple(dict.fromkeys((url, *self._nodes.reading_urls())))
@@ -321,9 +303,7 @@ class RemoteLog(OptionalCalls, Produces, LogReading, Closing):
             return self._reads.next  # known already: a lagging node must not contradict it
 
         def ask(channel: Channel) -> int:
-            fields = {"past": past, "seconds": seconds}
-            data = channel.ask(WAIT, fields, timeout=seconds + channel.timeout)
-            return answer(data, channel.url).natural("next")
+            return channel.ask(WAIT, timeout=seconds + channel.timeout, past=past, seconds=seconds).natural("next")
 
         return self._reads.ask(ask, lambda found: found, waits=False)
 
@@ -336,29 +316,27 @@ class RemoteLog(OptionalCalls, Produces, LogReading, Closing):
 
     def topology(self) -> Topology:
         """The replicas of the log with their offsets."""
-        return self._nodes.on_primary(lambda channel: self._ask(channel, "topology").record(Topology), may_repeat=True)
+        return self._nodes.ask_primary("topology", may_repeat=True).record(Topology)
 
     def slot_lags(self) -> NodeSlots:
         """All slots of the primary, also those of replicas: what each pins, in records, bytes and seconds."""
-        return self._nodes.on_primary(lambda channel: read_node_slots(self._ask(channel, "slot-lags")), may_repeat=True)
+        return read_node_slots(self._nodes.ask_primary("slot-lags", may_repeat=True))
 
     def status(self) -> NodeStatus:
         """Role, position and health of this node; with several addresses, of the one that leads."""
-        return self._nodes.on_primary(lambda channel: self._ask(channel, "status").record(NodeStatus), may_repeat=True)
+        return self._nodes.ask_primary("status", may_repeat=True).record(NodeStatus)
 
     def promote(self, *, force: bool = False, timeout: float = 60.0) -> Topology:
         """Make this node the primary, if nothing committed can be lost by that. Takes the address of one node."""
-        channel = self._nodes.only("A promotion")
-        return answer(channel.ask("promote", {"force": force}, timeout=timeout), channel.url).record(Topology)
+        return self._nodes.only("A promotion").ask("promote", timeout=timeout, force=force).record(Topology)
 
     def rebootstrap(self) -> None:
         """Tell this node, a replica, to rebuild its copy of the log. Takes the address of one node."""
-        self._nodes.only("A bootstrap").call("rebootstrap", {})
+        self._nodes.only("A bootstrap").call("rebootstrap")
 
     def unregister(self, replica: str, *, keep_slot: bool = False) -> None:
         """Tell the primary to unregister a replica; ``NotFound`` for an unknown one."""
-        fields = {"name": replica, "term": 0, "keep_slot": keep_slot}
-        self._nodes.on_primary(lambda channel: channel.call("unregister", fields), may_repeat=False)
+        self._nodes.tell_primary("unregister", name=replica, term=0, keep_slot=keep_slot)
 
     def change_members(self, change: Change, *, force: bool = False) -> Membership:
         """Tell the primary to begin a change of the members; returns the record that is in force then."""
@@ -372,9 +350,7 @@ class RemoteLog(OptionalCalls, Produces, LogReading, Closing):
                 fields |= {"change": "policy", "policy": policy}
             case CancelChange((term, number)):
                 fields |= {"change": "cancel", "term": term, "number": number}
-        return self._nodes.on_primary(
-            lambda channel: self._ask(channel, "change-members", **fields).record(Membership), may_repeat=False
-        )
+        return self._nodes.ask_primary("change-members", **fields).record(Membership)
 
     def add_node(self, name: str, url: str, *, vote: bool = True, timeout: Timeout = CHANGE_SECONDS) -> Membership:
         """Add a node to the log, and wait; with a quorum it votes once it has followed, unless told otherwise."""
@@ -390,7 +366,7 @@ class RemoteLog(OptionalCalls, Produces, LogReading, Closing):
 
     def rotate_keys(self) -> None:
         """Tell the primary to make a new key for tickets; tickets of former keys end with their lifetime."""
-        self._nodes.on_primary(lambda channel: channel.call("rotate-keys", {}), may_repeat=True)
+        self._nodes.tell_primary("rotate-keys", may_repeat=True)
 
     def close(self) -> None:
         """Close the connections. Idempotent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import final
 
 from strandline.errors import Fenced, InvalidInput, NotFound, SlotInvalid
 from strandline.formats.json.fields import Fields
@@ -16,7 +16,6 @@ from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.retention import SlotState
 from strandline.node.flight.client.node_channels import NodeChannels
-from strandline.node.message_json import answer
 
 
 @final
@@ -32,47 +31,41 @@ class RemoteSlots:
 
     nodes: NodeChannels
 
-    def _ask(self, action: str, *, may_repeat: bool = False, **fields: Any) -> Fields:
-        return self.nodes.on_primary(
-            lambda channel: answer(channel.ask(action, fields), channel.url), may_repeat=may_repeat
-        )
-
-    def _tell(self, action: str, *, may_repeat: bool = False, **fields: Any) -> None:
-        self.nodes.on_primary(lambda channel: channel.call(action, fields), may_repeat=may_repeat)
-
     def create(self, name: str, position: int, *, lifetime: float | None = None) -> SlotState:
         """Durably create a slot that pins everything from ``position`` on."""
-        return _state(self._ask("create-slot", name=check_name(name), position=position, lifetime=lifetime))
+        return _state(
+            self.nodes.ask_primary("create-slot", name=check_name(name), position=position, lifetime=lifetime)
+        )
 
     def claim(self, name: str, holder: str) -> RemoteSlot:
         """Durably become the slot's holder; another one is fenced."""
-        fields = self._ask("claim-slot", may_repeat=True, name=check_name(name), holder=holder)
+        fields = self.nodes.ask_primary("claim-slot", may_repeat=True, name=check_name(name), holder=holder)
         return RemoteSlot(self, name, holder, fields.natural("epoch"))
 
     def resume(self, name: str, holder: str, former: int) -> int:
         """Resume as the slot's holder after a failover, by a claim of epoch ``former``; returns the new epoch."""
-        fields = self._ask("claim-slot", may_repeat=True, name=name, holder=holder, former=former)
+        fields = self.nodes.ask_primary("claim-slot", may_repeat=True, name=name, holder=holder, former=former)
         return fields.natural("epoch")
 
     def reset(self, name: str, position: int) -> SlotState:
         """Durably move a slot and make it valid again; its holder is fenced."""
-        return _state(self._ask("reset-slot", name=check_name(name), position=position))
+        return _state(self.nodes.ask_primary("reset-slot", name=check_name(name), position=position))
 
     def drop(self, name: str) -> None:
         """Durably remove a slot."""
-        self._tell("drop-slot", name=check_name(name))
+        self.nodes.tell_primary("drop-slot", name=check_name(name))
 
     def touch(self, name: str, epoch: int) -> None:
         """Keep a slot alive."""
-        self._tell("touch-slot", may_repeat=True, name=check_name(name), epoch=epoch)
+        self.nodes.tell_primary("touch-slot", may_repeat=True, name=check_name(name), epoch=epoch)
 
     def advance(self, name: str, holder: str, epoch: int, to: Cursor) -> None:
         """Move a slot up; the node writes it before it trims, and with :meth:`flush`."""
-        self._tell("advance-slot", may_repeat=True, name=name, holder=holder, epoch=epoch, to=to)
+        self.nodes.tell_primary("advance-slot", may_repeat=True, name=name, holder=holder, epoch=epoch, to=to)
 
     def flush(self) -> None:
         """Let the node write positions that are only in its memory so far."""
-        self._tell("flush-slots", may_repeat=True)
+        self.nodes.tell_primary("flush-slots", may_repeat=True)
 
     def get(self, name: str) -> SlotState:
         """One slot, or ``NotFound``."""
@@ -80,7 +73,7 @@ class RemoteSlots:
 
     def list(self) -> Sequence[SlotState]:
         """All slots of consumers, by name."""
-        return [_state(fields) for fields in self._ask("slots", may_repeat=True).objects("slots")]
+        return [_state(fields) for fields in self.nodes.ask_primary("slots", may_repeat=True).objects("slots")]
 
     def floor(self) -> int | None:
         """The lowest position that a consumer still needs."""

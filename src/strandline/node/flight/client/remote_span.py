@@ -132,18 +132,10 @@ def _channel(process: int, url: str, security: ClientSecurity | None, timeout: f
     return Channel(url, security=security, timeout=timeout)
 
 
-def streamed(
-    channel: Channel, ticket: ReadTicket, schema: pa.Schema, clock: Clock, *, signed: str | None = None
-) -> Iterator[pa.RecordBatch]:
-    """The batches of a stream as they come, without heartbeats; ends it when it is closed."""
-    for batch, _ in streamed_with_terms(channel, ticket, schema, clock, signed=signed):
-        yield batch
-
-
 def streamed_with_terms(
     channel: Channel, ticket: ReadTicket, schema: pa.Schema, clock: Clock, *, signed: str | None = None
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Stream the span's batches, each with the term of its records; 0 from a node of an earlier version."""
+    """The batches of a stream as they come, each with the term of its records; 0 from a node of an earlier version."""
     url, encoded = channel.url, encode_ticket(ticket)
 
     @contextlib.contextmanager
