@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
@@ -249,7 +250,7 @@ class TestOverFlight:
                     lead=True,
                 )
             )
-            server = opened.enter_context(FlightNode(a, heartbeat_seconds=0.05))
+            server = opened.enter_context(FlightNode(SimpleNamespace(node=a), heartbeat_seconds=0.05))
             options = NodeOptions(upstream=server.url)
             b = opened.enter_context(
                 Node.open(NodeFolder.open(str(tmp_path / "b"), "b"), options, connect=FlightUpstream)

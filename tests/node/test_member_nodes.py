@@ -77,7 +77,7 @@ def test_a_token_is_sent_to_the_address_of_a_node_that_was_added(begin, tmp_path
         "server": ServerSecurity(tokens=tokens), "lease": f"file://{tmp_path}/lease", "lease_seconds": 1.0,
     }  # fmt: skip
     a = begin("a", create=True, client=ClientSecurity(token=words["a"]), **shared)
-    assert a.wait_until(lambda: a.is_primary, WAIT)
+    assert a.wait_until(lambda: a.node.is_primary, WAIT)
     b = becomes(begin("b", nodes={"a": a.url}, client=ClientSecurity(token=words["b"]), **shared), "following")
     known = Membership(1, 1, members_of({"a": a.url, "b": b.url, "c": "grpc://127.0.0.1:9"}, "local"))
     with pytest.raises(InvalidInput, match="its token was not sent there"):
@@ -114,11 +114,11 @@ def test_a_change_that_does_not_end_in_time_says_so_and_goes_on(begin):
     with RemoteLog(a.url) as log:
         log.add_node("b", b.url, timeout=WAIT)
         assert a.wait_until(lambda: b.status().membership == a.status().membership, WAIT)
-        a.primary.membership.complete = lambda _: False
+        a.node.primary.membership.complete = lambda _: False
         with pytest.raises(NotReady, match="goes on by itself"):
             log.set_policy("ack_n(1)", timeout=0)
         assert log.topology().membership.former is not None
-        del a.primary.membership.complete
+        del a.node.primary.membership.complete
         assert log.set_policy("ack_n(1)", timeout=WAIT).former is None
         log.set_policy("quorum(a,b)", timeout=WAIT)
         with pytest.raises(NotReady, match="does not follow yet"):

@@ -62,14 +62,14 @@ def following(running: RunningNode) -> RunningNode:
 class TestStarting:
     def test_the_lease_has_its_holders_address_though_the_port_was_free_to_choose(self, begin, tmp_path):
         a = begin("a", create=True, **lease_of(tmp_path))
-        assert a.wait_until(lambda: a.is_primary, WAIT)
+        assert a.wait_until(lambda: a.node.is_primary, WAIT)
         assert holder(tmp_path) == f"a {a.url}"
         with RemoteLog(a.url) as log:
             assert log.topology().primary == "a"
 
     def test_an_advertised_address_is_stored_in_the_lease(self, begin, tmp_path):
         a = begin("a", create=True, url="grpc://a.example:7450", **lease_of(tmp_path))
-        assert a.wait_until(lambda: a.is_primary, WAIT)
+        assert a.wait_until(lambda: a.node.is_primary, WAIT)
         assert holder(tmp_path) == "a grpc://a.example:7450"
 
     def test_until_the_node_is_open_its_server_says_not_ready(self, begin, monkeypatch):
@@ -146,12 +146,12 @@ def test_impossible_settings_are_refused_before_anything_is_opened(tmp_path, wro
 class TestEnding:
     def test_closing_frees_port_folder_and_lease_at_once(self, begin, tmp_path):
         a = begin("a", create=True, **lease_of(tmp_path))
-        assert a.wait_until(lambda: a.is_primary, WAIT)
+        assert a.wait_until(lambda: a.node.is_primary, WAIT)
         a.close()
         a.close()
         assert holder(tmp_path) is None
         again = begin("a", listen=("127.0.0.1", a.server.port), **lease_of(tmp_path))
-        assert again.wait_until(lambda: again.is_primary, WAIT)
+        assert again.wait_until(lambda: again.node.is_primary, WAIT)
         assert again.node.primary.term == 2
 
     def test_closing_does_not_wait_forever_for_a_call_that_never_ends(self, begin):
@@ -176,7 +176,7 @@ class TestEnding:
 
     def test_interrupted_while_its_thread_is_busy_it_ends_by_itself(self, begin, tmp_path, monkeypatch):
         a = begin("a", lead=True, create=True)
-        a.wait_until(lambda: a.is_primary, WAIT)
+        a.wait_until(lambda: a.node.is_primary, WAIT)
         is_busy, goes_on = threading.Event(), threading.Event()
         step = a.node.step
 
@@ -215,7 +215,7 @@ class TestFailing:
     def failed(self, begin, tmp_path, monkeypatch, caplog) -> RunningNode:
         """A primary whose thread ended with an error that nobody thought of."""
         a = begin("a", create=True, **lease_of(tmp_path))
-        assert a.wait_until(lambda: a.is_primary, WAIT)
+        assert a.wait_until(lambda: a.node.is_primary, WAIT)
         with RemoteLog(a.url) as log:
             log.append(ONE)
 
@@ -257,7 +257,7 @@ class TestAsking:
             with pytest.raises((Fenced, NotReady)):
                 old.append(ONE)
             assert new.append(ONE).bookmark.next == 2
-        assert (a.is_primary, b.is_primary) == (False, True)
+        assert (a.node.is_primary, b.node.is_primary) == (False, True)
 
     def test_a_replica_builds_its_copy_again_when_it_is_asked_to(self, begin, tmp_path):
         a = begin("a", lead=True, create=True)
@@ -323,5 +323,5 @@ def test_a_token_is_sent_to_a_node_that_the_lease_and_the_settings_name(begin, t
     tokens = Tokens.parse("".join(f"{name} replica {word}\n" for name, word in words.items()), "the test")
     shared = {"server": ServerSecurity(tokens=tokens), **lease_of(tmp_path)}
     a = begin("a", create=True, client=ClientSecurity(token=words["a"]), **shared)
-    assert a.wait_until(lambda: a.is_primary, WAIT)
+    assert a.wait_until(lambda: a.node.is_primary, WAIT)
     following(begin("b", nodes={"a": f"{a.url}/"}, client=ClientSecurity(token=words["b"]), **shared))

@@ -41,7 +41,7 @@ _LOGGER = logging.getLogger(__name__)
 @bound_to_process()
 @final
 class Node(Closing):
-    """One copy of a log that leads or follows. Satisfies :class:`~strandline.node.services.NodeService`.
+    """One copy of a log that leads or follows.
 
     Two nodes never acknowledge writes at the same time: the primary holds the lease, and stops before it expires. A
     node takes over only if it has everything that was committed. One thread calls :meth:`step` in a loop, or

@@ -56,7 +56,7 @@ class NodeHandle(OptionalCalls, LogReading, Closing):
 
     def append_at(self, offset: int) -> StoredAppend:
         """The batch with the record at an offset."""
-        return self.running.append_at(offset)
+        return self.running.node.append_at(offset)
 
     def position_of(self, start: Start) -> int:
         """The offset of a start; whether it is retained is not checked."""
@@ -73,7 +73,7 @@ class NodeHandle(OptionalCalls, LogReading, Closing):
     @property
     def slots(self) -> Slots:
         """The slots of consumers, which the primary has; ``NotReady`` on a node that does not lead."""
-        return self.running.slots
+        return self.running.node.slots
 
     @property
     def url(self) -> str:

@@ -14,14 +14,11 @@ from typing import Any, Final, TypeVar, final
 from uuid import UUID
 
 from strandline.errors import NotReady, StrandlineError
-from strandline.log.contract import Log, Slots
 from strandline.model.arguments import Timeout, checked
-from strandline.model.head import StoredAppend
 from strandline.node.config import LEASE, NodeConfig
 from strandline.node.flight.client.primary_client import FlightUpstream
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.server.server import FlightNode
-from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.tiering import NodeColdTier, TieringLoop
 from strandline.node.members.rules import addresses
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology
@@ -30,7 +27,6 @@ from strandline.node.node_folder import NodeFolder
 from strandline.node.node_metrics import FAILED, LEADING, NodeMetrics
 from strandline.node.replicate.replica import Condition
 from strandline.node.services import Upstream
-from strandline.node.tickets import Tickets
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -267,16 +263,6 @@ class RunningNode(Closing):
         return self._node
 
     @property
-    def primary(self) -> PrimaryRole:
-        """The node as the primary; ``NotReady`` if it does not lead."""
-        return self.node.primary
-
-    @property
-    def is_primary(self) -> bool:
-        """Whether it leads at this moment."""
-        return self.node.is_primary
-
-    @property
     def condition(self) -> str:
         """Its state in one word."""
         return FAILED if self.failure is not None else self.node.condition
@@ -316,24 +302,6 @@ class RunningNode(Closing):
     def rebootstrap(self) -> None:
         """Rebuild the copy of the log from a snapshot of the primary."""
         self._control.run(self.node.rebootstrap)
-
-    @property
-    def slots(self) -> Slots:
-        """The slots of consumers; ``NotReady`` if the node does not lead."""
-        return self.node.slots
-
-    def append_at(self, offset: int) -> StoredAppend:
-        """The batch with the record at an offset, in the hot tier."""
-        return self.node.append_at(offset)
-
-    def reading(self) -> Log:
-        """The log up to the commit watermark, over both tiers, through changes of role and copy."""
-        return self.node.reading()
-
-    @property
-    def tickets(self) -> Tickets:
-        """The tickets of this node; a primary has a key for them."""
-        return self.node.node_folder.tickets
 
     def report(self, caller: Caller) -> ElectionReport:
         """The node's election report; a failed node is unhealthy."""
@@ -387,8 +355,8 @@ class RunningNode(Closing):
 
 def leading(running: RunningNode, timeout: float) -> None:
     """Wait until a node leads; ``NotReady``, with the reason, if it does not in time."""
-    if running.wait_until(lambda: running.is_primary or running.condition == "following", timeout):
-        if running.is_primary:
+    if running.wait_until(lambda: running.node.is_primary or running.condition == "following", timeout):
+        if running.node.is_primary:
             return
         primary = running.node.node_folder.state.primary
         raise NotReady(f"{running.name} is a replica of {primary}, which leads: open it as a replica, or promote it.")

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from strandline.log.contract import Log, Slots
 from strandline.model.cursor import Cursor
-from strandline.model.head import LogBatch, StoredAppend
+from strandline.model.head import LogBatch
 from strandline.model.node import Heartbeat
 from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import (
@@ -22,10 +21,9 @@ from strandline.node.messages import (
     SnapshotOffer,
     Topology,
 )
-from strandline.node.tickets import Tickets
 
 if TYPE_CHECKING:
-    from strandline.node.lead.primary import PrimaryRole
+    from strandline.node.node import Node
 
 
 class ReplicationFeed(Protocol):
@@ -115,25 +113,11 @@ class NodeService(Protocol):
     """A node as its server calls it. Every call raises ``NotReady`` while the node is starting."""
 
     @property
-    def primary(self) -> PrimaryRole:
-        """The node as the primary; ``NotReady`` if it does not lead."""
+    def node(self) -> Node:
+        """The copy of the log in its role; the server does not step it."""
 
     def report(self, caller: Caller) -> ElectionReport:
         """The node's election report, in either role; from now on it refuses terms below the caller's."""
-
-    @property
-    def slots(self) -> Slots:
-        """The slots of consumers; ``NotReady`` if it does not lead."""
-
-    def append_at(self, offset: int) -> StoredAppend:
-        """The batch with the record at an offset, in the hot tier."""
-
-    def reading(self) -> Log:
-        """The log up to the commit watermark, over both tiers."""
-
-    @property
-    def tickets(self) -> Tickets:
-        """Issues and verifies tickets for the spans of a plan."""
 
     def promote(self, *, force: bool) -> Topology:
         """Become the primary if that loses nothing committed; ``force`` ignores nodes that cannot be reached."""

@@ -283,18 +283,18 @@ class TestOneNode:
 
     def test_a_change_that_is_not_complete_in_time_has_status_1_and_can_be_taken_back(self, primary, replica, run):
         run("node", "add", primary.url, f"b={replica.url}")
-        primary.primary.membership.complete = lambda _: False
+        primary.node.primary.membership.complete = lambda _: False
         waiting = run("node", "policy", primary.url, "ack_n(1)", "--timeout", "0")
         assert (waiting.exit_code, "goes on by itself" in " ".join(waiting.stderr.split())) == (1, True)
         assert "pending" in run("node", "topology", primary.url).stdout
-        del primary.primary.membership.complete
+        del primary.node.primary.membership.complete
         back = run("node", "policy", primary.url, "--cancel")
         assert (back.exit_code, back.stdout.splitlines()[0]) == (0, "The log commits under local.")
 
     def test_the_key_for_tickets_is_rotated_on_demand(self, primary, run):
-        before = primary.tickets.keys()[0]
+        before = primary.node.node_folder.tickets.keys()[0]
         assert run("node", "rotate-keys", primary.url).stdout.startswith("The key for tickets is rotated.")
-        assert primary.tickets.keys()[0].key != before.key
+        assert primary.node.node_folder.tickets.keys()[0].key != before.key
 
     def test_a_refused_promotion_has_status_1_and_the_reason_and_forcing_it_needs_a_confirmation(
         self, primary, replica, run
@@ -306,10 +306,10 @@ class TestOneNode:
         unsure = run("promote", replica.url, "--force")
         assert unsure.exit_code == 1
         assert "repeat it with --yes" in unsure.stderr
-        assert not replica.is_primary
+        assert not replica.node.is_primary
         forced = run("promote", replica.url, "--force", "--yes", "--json")
         assert json.loads(forced.stdout)["promoted"] is True
-        assert replica.is_primary
+        assert replica.node.is_primary
 
     def test_an_unreachable_node_is_reported_in_one_sentence(self, run):
         port = free_ports(1)[0]

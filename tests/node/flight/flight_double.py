@@ -130,8 +130,10 @@ class Node:
         return Heartbeat(3, 1, end, end if self.watermark is None else self.watermark, self.epoch)
 
     @property
-    def primary(self):
+    def node(self):
         return self
+
+    primary = node_folder = node
 
     @property
     def slots(self):

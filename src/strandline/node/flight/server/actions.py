@@ -49,30 +49,30 @@ def _replica(rights: CallerRights, fields: Fields) -> Caller:
 
 def _register(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "region")
-    return [write_record(served.primary.register(_replica(rights, fields), region=fields.maybe_text("region")))]
+    return [write_record(served.node.primary.register(_replica(rights, fields), region=fields.maybe_text("region")))]
 
 
 def _unregister(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "keep_slot")
     caller = rights.leaving_replica(fields.name("name"), fields.natural("term"))
-    served.primary.unregister(caller, keep_slot=fields.flag("keep_slot"))
+    served.node.primary.unregister(caller, keep_slot=fields.flag("keep_slot"))
     return []
 
 
 def _resume(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "since")
-    return [write_resume(served.primary.resume(_replica(rights, fields), fields.maybe_cursor("since")))]
+    return [write_resume(served.node.primary.resume(_replica(rights, fields), fields.maybe_cursor("since")))]
 
 
 def _begin_snapshot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "kind")
-    offer = served.primary.begin_snapshot(_replica(rights, fields), fields.text("kind"))
+    offer = served.node.primary.begin_snapshot(_replica(rights, fields), fields.text("kind"))
     return [write_fields({"name": offer.name}), offer.manifest]
 
 
 def _end_snapshot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "cursor")
-    served.primary.end_snapshot(_replica(rights, fields), fields.cursor("cursor"))
+    served.node.primary.end_snapshot(_replica(rights, fields), fields.cursor("cursor"))
     return []
 
 
@@ -82,13 +82,13 @@ def _topology(served: NodeService, rights: CallerRights, fields: Fields) -> list
     caller = Caller(fields.name("name") if "name" in fields else "", fields.maybe_natural("term") or 0)
     if rights.grant is not None and not rights.grant.may(Role.REPLICA):
         caller = Caller(rights.grant.name)  # a client cannot report a higher term
-    return [write_record(served.primary.topology(caller))]
+    return [write_record(served.node.primary.topology(caller))]
 
 
 def _handover(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term", "members_term", "members_number")
     held = fields.maybe_natural("members_term") or 0, fields.maybe_natural("members_number") or 0
-    return [write_handover(served.primary.handover(_replica(rights, fields), membership=held))]
+    return [write_handover(served.node.primary.handover(_replica(rights, fields), membership=held))]
 
 
 def _report(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
@@ -99,7 +99,7 @@ def _report(served: NodeService, rights: CallerRights, fields: Fields) -> list[b
 def _bounds(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only()
     rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
-    log = served.reading()
+    log = served.node.reading()
     bounds = log.bounds()
     return [write_fields({"log_id": log.log_id, "first": bounds.first, "next": bounds.next})]
 
@@ -114,7 +114,7 @@ def _wait(served: NodeService, rights: CallerRights, fields: Fields) -> list[byt
     """The end of the log, after the server has waited for it to grow."""
     del fields
     rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
-    return [write_fields({"next": served.reading().end().next})]
+    return [write_fields({"next": served.node.reading().end().next})]
 
 
 def _plan(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
@@ -123,13 +123,13 @@ def _plan(served: NodeService, rights: CallerRights, fields: Fields) -> list[byt
     asked = fields.maybe_natural("batches")
     most = _MOST_SPANS if asked is None else min(asked, _MOST_SPANS)
     limit = Limit(fields.maybe_natural("records"), fields.maybe_natural("bytes"), most, fields.maybe_natural("upto"))
-    log = served.reading()
+    log = served.node.reading()
     end = log.end().next  # before the plan, which reaches at least so far
     planned = tuple(_planned(span) for span in log.plan(fields.cursor("since"), limit))
     ticket = None
     if planned:
         name = "" if rights.grant is None else rights.grant.name
-        ticket = served.tickets.issue(log.log_id, planned[0].first, planned[-1].next, name)
+        ticket = served.node.node_folder.tickets.issue(log.log_id, planned[0].first, planned[-1].next, name)
         if ticket is None and rights.grant is not None:
             raise NotReady("This node does not know the log's key for tickets yet: ask again, or ask another node.")
     return [write_record(Plan(planned, is_whole=len(planned) < most or most == asked, end=end, ticket=ticket))]
@@ -144,7 +144,7 @@ def _planned(span: Span) -> PlannedSpan:
 def _cursor_at(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("offset")
     rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
-    log = served.reading()
+    log = served.node.reading()
     end = log.end().next
     return [write_fields({"cursor": log.cursor_at(fields.natural("offset")), "end": end})]
 
@@ -157,7 +157,7 @@ def _offset_at(served: NodeService, rights: CallerRights, fields: Fields) -> lis
         time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=asked)
     except OverflowError:  # before year 1 or after year 9999, as a time of another zone may be
         time = datetime(1, 1, 1, tzinfo=UTC) if asked < 0 else datetime(9999, 12, 31, tzinfo=UTC)
-    log = served.reading()
+    log = served.node.reading()
     end = log.end().next
     return [write_fields({"offset": log.position_of(time), "end": end})]
 
@@ -165,13 +165,13 @@ def _offset_at(served: NodeService, rights: CallerRights, fields: Fields) -> lis
 def _last_number(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("writer")
     rights.need(Role.CLIENT, Role.ADMIN)
-    return [write_fields({"number": served.primary.last_number(WriterId(fields.uuid("writer")))})]
+    return [write_fields({"number": served.node.primary.last_number(WriterId(fields.uuid("writer")))})]
 
 
 def _last_append(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("writer")
     rights.need(Role.CLIENT, Role.ADMIN)
-    last = served.primary.last_append(WriterId(fields.uuid("writer")))
+    last = served.node.primary.last_append(WriterId(fields.uuid("writer")))
     if last is None:
         return [write_fields({})]
     return [write_fields({**asdict(last), "proof": None if last.proof is None else str(last.proof)})]
@@ -180,14 +180,14 @@ def _last_append(served: NodeService, rights: CallerRights, fields: Fields) -> l
 def _append_at(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("offset")
     rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
-    found = served.append_at(fields.natural("offset"))
+    found = served.node.append_at(fields.natural("offset"))
     writer, number = found.append or (None, None)
     return [write_fields({"first": found.first, "next": found.next, "writer": writer, "number": number})]
 
 
 def _consumers(served: NodeService, rights: CallerRights) -> Slots:
     rights.need(Role.CLIENT, Role.ADMIN)
-    return served.slots
+    return served.node.slots
 
 
 def _slots(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
@@ -198,7 +198,7 @@ def _slots(served: NodeService, rights: CallerRights, fields: Fields) -> list[by
 def _slot_lags(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only()
     rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
-    return [write_node_slots(served.primary.slot_lags())]
+    return [write_node_slots(served.node.primary.slot_lags())]
 
 
 def _create_slot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
@@ -212,7 +212,7 @@ def _claim_slot(served: NodeService, rights: CallerRights, fields: Fields) -> li
     fields.only("name", "holder", "former")
     slots, name, holder = _consumers(served, rights), fields.name("name"), fields.text("holder", longest=256)
     former = fields.maybe_natural("former")
-    claimed = slots.claim(name, holder) if former is None else served.primary.slots.resume(name, holder, former)
+    claimed = slots.claim(name, holder) if former is None else served.node.primary.slots.resume(name, holder, former)
     return [write_fields({"epoch": claimed.epoch})]
 
 
@@ -238,7 +238,7 @@ def _advance_slot(served: NodeService, rights: CallerRights, fields: Fields) -> 
     fields.only("name", "holder", "epoch", "to")
     holder = fields.text("holder", longest=256)
     rights.need(Role.CLIENT, Role.ADMIN)
-    served.primary.slots.advance(fields.name("name"), holder, fields.natural("epoch"), fields.cursor("to"))
+    served.node.primary.slots.advance(fields.name("name"), holder, fields.natural("epoch"), fields.cursor("to"))
     return []
 
 
@@ -283,13 +283,13 @@ def _change_members(served: NodeService, rights: CallerRights, fields: Fields) -
             change = CancelChange((fields.natural("term"), fields.natural("number")))
         case other:
             raise fields.refused(f"the change {other[:40]!r} is not known")
-    return [write_record(served.primary.change_members(change, force=fields.flag("force")))]
+    return [write_record(served.node.primary.change_members(change, force=fields.flag("force")))]
 
 
 def _rotate_keys(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only()
     rights.need(Role.ADMIN)
-    served.primary.rotate_keys()
+    served.node.primary.rotate_keys()
     return []
 
 

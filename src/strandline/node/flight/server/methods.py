@@ -152,7 +152,7 @@ class FlightMethods:
         """Block until there is a record past a cursor, or the time is over."""
         admitted.rights.need(*_EVERYBODY)
         past, seconds = wait_of(body)
-        log, live = self._served.reading(), self._live(admitted)
+        log, live = self._served.node.reading(), self._live(admitted)
         deadline = self._clock.monotonic() + min(seconds, self._limits.wait_seconds)
         with self._admission.limiter.waiting(admitted.who):
             while live() and (left := deadline - self._clock.monotonic()) > 0:
@@ -179,7 +179,7 @@ class FlightMethods:
         return fl.FlightDescriptor.deserialize(check_request(message))
 
     def _info(self, descriptor: Any, ticket: ReadTicket) -> bytes:
-        log = self._served.reading()
+        log = self._served.node.reading()
         if descriptor is None:
             descriptor = fl.FlightDescriptor.for_path(str(log.log_id))
         bounds = log.bounds()
@@ -205,13 +205,13 @@ class FlightMethods:
                     return self._read.waited_for(admitted.who, size, _MEMORY_SECONDS)
 
                 yield write_flight_data(schema_of_columns(asked.columns).serialize())
-                with contextlib.closing(reading(self._served.reading(), asked, live, timer, hold)) as parts:
+                with contextlib.closing(reading(self._served.node.reading(), asked, live, timer, hold)) as parts:
                     for message, note in parts:
                         yield write_flight_data(message, metadata=note)
             case FileTicket() as asked:
                 caller = _replica(admitted, asked)
                 yield write_flight_data(CHUNK_SCHEMA.serialize())
-                with contextlib.closing(pieces(self._served.primary, asked, caller, live)) as chunks:
+                with contextlib.closing(pieces(self._served.node.primary, asked, caller, live)) as chunks:
                     for chunk in chunks:
                         yield write_flight_data(chunk.serialize())
             case FeedTicket() | ReportTicket():
@@ -228,7 +228,7 @@ class FlightMethods:
         with self._appended.held_by(admitted.who) as hold:
             records = collect(first, self._in_time(admitted.receive), self._limits, hold)
             command.check(records)
-            commit = self._served.primary.append(
+            commit = self._served.node.primary.append(
                 records,
                 append=command.append,
                 policy=command.policy,
@@ -273,7 +273,7 @@ class FlightMethods:
 
         with self._admission.limiter.feeding(caller.name):
             yield write_flight_data(RECORD_SCHEMA.serialize())
-            with contextlib.closing(feeding(self._served.primary, asked, caller, live, timer, hold)) as parts:
+            with contextlib.closing(feeding(self._served.node.primary, asked, caller, live, timer, hold)) as parts:
                 for message, note in parts:
                     yield write_flight_data(b"" if message is None else message, metadata=note)
 
@@ -299,9 +299,9 @@ class FlightMethods:
     def _answer(self, caller: Caller, progress: ReplicaProgress, *, is_wanted: bool) -> bytes | None:
         """The answer to an acknowledgement; without ``is_wanted`` only its rejection, which the sender reads next."""
         if is_wanted:
-            answer = self._served.primary.acknowledge(caller, progress)
+            answer = self._served.node.primary.acknowledge(caller, progress)
             return encode_answer(answer.heartbeat, answer.refused)
-        refused = self._served.primary.acknowledge_nowait(caller, progress)
+        refused = self._served.node.primary.acknowledge_nowait(caller, progress)
         return None if refused is None else encode_answer(NO_HEARTBEAT, refused)
 
 

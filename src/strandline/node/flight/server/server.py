@@ -68,7 +68,11 @@ class FlightNode(Closing):
         self._scheme = "grpc+tls" if security.is_encrypted else "grpc"
         limits = limits or ServerLimits()
         share_heaps()
-        admission = Admission(security, limits, _verifying(served), is_member, clock=clock)
+
+        def verify(text: str) -> SpanTicket:  # a starting node has no tickets yet
+            return served.node.node_folder.tickets.verify(text)
+
+        admission = Admission(security, limits, verify, is_member, clock=clock)
         self._admission = admission
         self._reread_at = clock.monotonic() + REREAD_SECONDS
         self._unread = ""
@@ -146,13 +150,6 @@ class FlightNode(Closing):
     def _leave(self) -> None:
         self.close()
         self._server.stop(_CLOSE_SECONDS).wait(_EXIT_SECONDS)
-
-
-def _verifying(served: NodeService) -> Callable[[str], SpanTicket]:
-    def verify(text: str) -> SpanTicket:
-        return served.tickets.verify(text)  # looked up per call: a starting node has no tickets yet
-
-    return verify
 
 
 _NODES: Final[weakref.WeakSet[FlightNode]] = weakref.WeakSet()
