@@ -163,8 +163,29 @@ def as_markdown(docstring: str) -> str:
     return "\n\n".join(marked)
 
 
+def option_in(annotation: str) -> str | None:
+    """The description of a setting of a node, which is in its type; None without one.
+
+    >>> option_in("Annotated[str, Option('Who it is.', 'NAME')]"), option_in("str")
+    ('Who it is.', None)
+    """
+    match ast.parse(annotation, mode="eval").body:
+        case ast.Subscript(
+            slice=ast.Tuple(elts=[*_, ast.Call(func=ast.Name("Option"), args=[ast.Constant(said), *_])])
+        ):
+            return str(said)
+    return None
+
+
 class Examples(griffe.Extension):
     """Makes Markdown of each docstring."""
+
+    def on_attribute(self, *, attr: griffe.Attribute, **_: Any) -> None:
+        """Called by griffe for each attribute that it has loaded."""
+        said = None if attr.annotation is None else option_in(str(attr.annotation))
+        if said is not None and isinstance(attr.annotation, griffe.ExprSubscript):
+            attr.docstring = griffe.Docstring(said, parent=attr)
+            attr.annotation = attr.annotation.slice.elements[0]  # type: ignore[union-attr]
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Called by griffe for each object that it has loaded."""

@@ -389,7 +389,13 @@ def how_to_call(owner: str, call: str, method: str, place: Place) -> Callable[..
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [one for one in inspect.signature(function).parameters.values() if one.kind in named]
+    return [without_option(one) for one in inspect.signature(function).parameters.values() if one.kind in named]
+
+
+def without_option(parameter: inspect.Parameter) -> inspect.Parameter:
+    """The parameter without the description that the type of a node's setting has for the command line."""
+    described = re.fullmatch(r"(?:typing\.)?Annotated\[(.*?), Option\(.*", str(parameter.annotation), re.DOTALL)
+    return parameter if described is None else parameter.replace(annotation=described[1])
 
 
 def outcome(function: Callable[..., Any], arguments: dict[str, Any]) -> BaseException | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, TypedDict
+from typing import Annotated, Final, TypedDict
 
 from strandline.errors import InvalidInput
 from strandline.model.addresses import Address, AddressText, as_address, check_replica_name, refuse_credentials
@@ -14,13 +14,14 @@ from strandline.node.flight.client.channel import TIMEOUT, Channel
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, check_listening
 from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.lead.policies import CommitPolicy, FlowLimits, Quorum
-from strandline.node.options import NodeOptions, TierSettings
+from strandline.node.options import NodeOptions, Option, TierSettings
 from strandline.node.tickets import LIFETIME
 from strandline.storage.objects.urls import open_store
 
 LEASE: Final = "lease"
 """The object of the lease, below its address."""
 
+_FREE_PORT: Final = ("127.0.0.1", 0)
 _ANYWHERE: Final = ("0.0.0.0", "::", "[::]", "")  # noqa: S104 - these are refused, not listened on
 
 
@@ -67,19 +68,19 @@ class NodeConfig(NodeOptions):
 
     folder: AddressText
     """The node's own folder; created if it is missing."""
-    name: str
-    """Unique among the nodes of the log. It never changes: slots, voters and tokens refer to it."""
-    listen: tuple[str, Port] = ("127.0.0.1", 0)
-    """Host and port; port 0 takes a free one."""
-    lease: str | None = None
-    """The store of the lease that decides who leads: ``s3://bucket/path``, ``file:///folder``."""
-    lease_seconds: Duration = 15.0
-    create: bool = False
-    """Create a new log if the node has none, and no node ever led one under this lease."""
-    take_over: AddressText | None = None
-    """The folder of a write-ahead log to begin with, if the node has none: its records, writers and slots."""
-    lead: bool = False
-    """Lead by configuration, where there is no lease."""
+    name: Annotated[str, Option("Unique among the log's nodes; it never changes.", "NAME")]
+    listen: Annotated[tuple[str, Port], Option("Where to listen; port 0 takes a free one.", "HOST:PORT")] = _FREE_PORT
+    lease: Annotated[
+        str | None,
+        Option("The folder or bucket of the lease that decides which node leads, the same for all nodes.", "URL"),
+    ] = None
+    lease_seconds: Annotated[Duration, Option("How long the lease outlives its holder.", "SECONDS")] = 15.0
+    create: Annotated[bool, Option("Begin a new log if there has never been one.")] = False
+    take_over: Annotated[
+        AddressText | None,
+        Option("Begin with a copy of this write-ahead log, if the node has none; stop its writer first.", "FOLDER"),
+    ] = None
+    lead: Annotated[bool, Option("Without a lease: be the primary.")] = False
     timeout: Duration = TIMEOUT
     """Timeout of a call to another node, in seconds."""
     ticket_seconds: Duration = LIFETIME
@@ -87,8 +88,7 @@ class NodeConfig(NodeOptions):
     server: ServerSecurity = field(default_factory=ServerSecurity)
     client: ClientSecurity = field(default_factory=ClientSecurity)
     server_limits: ServerLimits = field(default_factory=ServerLimits)
-    insecure: bool = False
-    """Let other machines connect without credentials, or in plain text."""
+    insecure: Annotated[bool, Option("Admit other machines without authentication, and in plain text.")] = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", as_address(self.folder))

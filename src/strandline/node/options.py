@@ -4,13 +4,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from strandline.model.arguments import Duration, checked, whole
 from strandline.model.retention import FOREVER, Retention, SlotLimits, as_retention, default_limits
 from strandline.node.lead.policies import NO_FLOW_LIMITS, CommitPolicy, FlowLimits, parse_policy
 from strandline.tier.attachment import PARTITIONS
 from strandline.tier.copy.tierer import LINGER, TARGET_BYTES
+
+
+class Option(NamedTuple):
+    """In the type of a setting: how ``strandline node run`` describes it as an option, and calls its value."""
+
+    help: str
+    value: str | None = None
 
 
 @checked
@@ -41,9 +48,11 @@ class TierSettings:
 class NodeOptions:
     """Settings of a node for leading and following, without its folder, its lease and its server."""
 
-    policy: str | CommitPolicy = "local"
-    """When an append is committed; the same on all nodes of a log."""
-    retention: str | Retention = FOREVER
+    policy: Annotated[
+        str | CommitPolicy,
+        Option("When an append counts: local, ack_n(2), quorum(a,b,c) or regions(eu=1,us=1).", "POLICY"),
+    ] = "local"
+    retention: Annotated[str | Retention, Option("forever, consumed, age:7d or bytes:100GiB.", "POLICY")] = FOREVER
     limits: SlotLimits | None = None
     """How far a replica may lag before its slot is invalidated and it has to bootstrap again.
 
@@ -52,19 +61,27 @@ class NodeOptions:
     flow: FlowLimits = NO_FLOW_LIMITS
     poll_seconds: Duration = 1.0
     """Heartbeat interval in seconds."""
-    region: str | None = None
-    url: str | None = None
-    """The address at which other nodes reach it; by default the listening address."""
-    nodes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """The other nodes of the log by name, with the URL of each: they vote before this node leads."""
-    upstream: str | None = None
-    """The URL of the primary, where there is no lease."""
-    cold: str | None = None
-    """The store of the log's cold tier: ``s3://bucket/path``. Whichever node leads copies the log there, and all nodes
-    read it; the others learn the address from the primary. A log keeps its cold tier."""
+    region: Annotated[str | None, Option("The region it runs in.", "NAME")] = None
+    url: Annotated[str | None, Option("Where the other nodes reach it, if not where it listens.", "URL")] = None
+    nodes: Annotated[
+        Mapping[str, str],
+        Option(
+            "Another node of the log, at its own --url. Give all: they are asked before this one takes over, and only "
+            "they get its token. 'strandline node add' and 'node remove' change them later.",
+            "NAME=URL",
+        ),
+    ] = field(default_factory=lambda: MappingProxyType({}))
+    upstream: Annotated[str | None, Option("Without a lease: the primary to follow.", "URL")] = None
+    cold: Annotated[
+        str | None,
+        Option(
+            "The store of the log's cold tier, such as s3://bucket/orders: whichever node leads copies the log there, "
+            "and all nodes read it. The log keeps it; the other nodes learn it from the primary.",
+            "URL",
+        ),
+    ] = None
     tiering: TierSettings = field(default_factory=TierSettings)
-    automatic: bool = False
-    """Whether the node stands for election when the primary is gone; needs a lease and a quorum."""
+    automatic: Annotated[bool, Option("Take over when the primary is gone; needs a lease and a quorum.")] = False
 
     @property
     def cold_address(self) -> str:

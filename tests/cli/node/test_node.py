@@ -76,7 +76,7 @@ class Nodes:
         others = [f"--node={other}={url}" for other, url in self.urls.items() if other != name]
         self.processes[name] = self.start(
             "node", "run", self.folder / name, "--name", name, "--listen", self.urls[name].removeprefix("grpc://"),
-            "--lease", f"file://{self.folder}/lease", "--lease-seconds", LEASE_SECONDS, "--poll-seconds", 0.2,
+            "--lease", f"file://{self.folder}/lease", "--lease-seconds", LEASE_SECONDS,
             "--policy", "quorum(a,b,c)", "--json", "--quiet", *others, *self.more, *more,
         )  # fmt: skip
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import MISSING, fields
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args, get_type_hints
 
 import typer
 
@@ -32,12 +34,9 @@ from strandline.node.replicate.replica import Condition
 from strandline.node.running import NodeConfig, RunningNode
 
 PORT: Final = 7450
-_SEGMENT: Any = "256MiB"  # given to the parser
-_LINGER: Any = "1h"
 _LOOK: Final = 0.2
 _LOOKS_FOR_PRIMARY: Final = 10
 """How often the state is read before the node is reported as connecting."""
-_role: Final = partial(typer.Option, rich_help_panel="The primary")
 _writes: Final = partial(typer.Option, rich_help_panel="Commits and retention")
 _cold: Final = partial(typer.Option, rich_help_panel="The cold tier")
 _security: Final = partial(typer.Option, rich_help_panel="Security")
@@ -85,55 +84,52 @@ def _limits(retention: str, lag_bytes: int | None, idle_seconds: int | None) -> 
     )
 
 
+_PANELS: Final = {
+    None: "name listen url region",
+    "The primary": "lease lease_seconds nodes upstream lead create take_over automatic",
+    "Commits and retention": "policy retention",
+    "The cold tier": "cold",
+    "Security": "insecure",
+}
+"""The settings that are options, in the order of the help."""
+
+_GIVEN: Final[dict[str, tuple[str, Any, Any]]] = {
+    "listen": ("--listen", f"127.0.0.1:{PORT}", listening_place),
+    "nodes": ("--node", None, None),
+    "retention": ("--retention", "forever", retention_policy),
+}
+"""The option, the default and the parser of settings that are given in another way than in a program."""
+
+
+def _settings() -> Iterator[inspect.Parameter]:
+    """The settings of :class:`NodeConfig` as options, with the names, types, defaults and descriptions that it has."""
+    known, hints = {each.name: each for each in fields(NodeConfig)}, get_type_hints(NodeConfig, include_extras=True)
+    for panel, names in _PANELS.items():
+        for name in names.split():
+            hint, *_, said = get_args(hints[name])
+            flag, default, parser = _GIVEN.get(name, (f"--{name.replace('_', '-')}", known[name].default, None))
+            kind = list[str] if name == "nodes" else hint if hint in (bool, float) else str
+            option: Any = typer.Option(flag, help=said.help, metavar=said.value, parser=parser, rich_help_panel=panel)
+            yield inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if default is MISSING else default,
+                annotation=Annotated[kind, option],
+            )
+
+
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the settings of a node to the options of a command."""
+    folder, *own = inspect.signature(command, eval_str=True).parameters.values()
+    command.__signature__ = inspect.Signature([folder, *_settings(), *own[:-1]])  # type: ignore[attr-defined]
+    return command
+
+
 @guarded
+@_with_settings
 def run(
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The node's own folder; made if need be.")],
     *,
-    name: Annotated[str, typer.Option(metavar="NAME", help="Unique among the log's nodes; it never changes.")],
-    listen: Annotated[
-        Any, typer.Option(metavar="HOST:PORT", parser=listening_place, help="Where to listen; port 0 takes a free one.")
-    ] = f"127.0.0.1:{PORT}",
-    url: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where the other nodes reach it, if not where it listens.")
-    ] = None,
-    region: Annotated[str | None, typer.Option(metavar="NAME", help="The region it runs in.")] = None,
-    lease: Annotated[
-        str | None,
-        _role(
-            metavar="URL",
-            help="The folder or bucket of the lease that decides which node leads, the same for all nodes of the log.",
-        ),
-    ] = None,
-    lease_seconds: Annotated[float, _role(metavar="SECONDS", help="How long the lease outlives its holder.")] = 15.0,
-    node: Annotated[
-        list[str] | None,
-        _role(
-            "--node",
-            metavar="NAME=URL",
-            help="Another node of the log, at its own --url. Give all: they are asked before this one takes over, and "
-            "only they get its token. 'strandline node add' and 'node remove' change them later.",
-        ),
-    ] = None,
-    upstream: Annotated[str | None, _role(metavar="URL", help="Without a lease: the primary to follow.")] = None,
-    lead: Annotated[bool, _role("--lead", help="Without a lease: be the primary.")] = False,
-    create: Annotated[bool, _role("--create", help="Begin a new log if there has never been one.")] = False,
-    take_over: Annotated[
-        str | None,
-        _role(
-            metavar="FOLDER",
-            help="Begin with a copy of this write-ahead log, if the node has no log yet; stop its writer first.",
-        ),
-    ] = None,
-    automatic: Annotated[
-        bool, _role("--automatic", help="Take over when the primary is gone; needs a lease and a quorum.")
-    ] = False,
-    policy: Annotated[
-        str,
-        _writes(metavar="POLICY", help="When an append counts: local, ack_n(2), quorum(a,b,c) or regions(eu=1,us=1)."),
-    ] = "local",
-    retention: Annotated[
-        str, _writes(metavar="POLICY", parser=retention_policy, help="forever, consumed, age:7d or bytes:100GiB.")
-    ] = "forever",
     max_lag_bytes: Annotated[
         int | None,
         _writes(
@@ -153,23 +149,6 @@ def run(
     refuse_at: Annotated[
         int, _writes(metavar="RECORDS", min=0, help="Refuse writers while a replica is this far behind; 0: never.")
     ] = 0,
-    poll_seconds: Annotated[float, _writes(metavar="SECONDS", help="Heartbeat interval.")] = 1.0,
-    cold: Annotated[
-        str | None,
-        _cold(
-            metavar="URL",
-            help="The store of the log's cold tier, such as s3://bucket/orders: whichever node leads copies the log "
-            "there, and all nodes read it. The log keeps it; the other nodes learn it from the primary.",
-        ),
-    ] = None,
-    cold_events: Annotated[
-        str | None,
-        _cold(
-            metavar="URL",
-            help="The topic of the cold tier's events: kafka://host:port/topic, or a store.",
-            show_default="'events' in the cold tier's store",
-        ),
-    ] = None,
     cold_retention: Annotated[
         str,
         _cold(
@@ -178,12 +157,6 @@ def run(
             help="What the cold tier keeps: forever, consumed, age:90d or bytes:10TiB; slots of consumers pin it.",
         ),
     ] = "forever",
-    segment_bytes: Annotated[
-        int, _cold(metavar="SIZE", parser=size_in_bytes, help="Target size of a segment.")
-    ] = _SEGMENT,
-    linger: Annotated[
-        int, _cold(metavar="TIME", parser=length_of_time, help="Records are copied at the latest after this time.")
-    ] = _LINGER,
     tokens: Annotated[
         str | None,
         _security(metavar="FILE", help="Admit callers with a token of this file, which has lines 'name roles token'."),
@@ -212,13 +185,11 @@ def run(
             "--node or 'strandline node add'; any other is a client.",
         ),
     ] = None,
-    insecure: Annotated[
-        bool, _security("--insecure", help="Admit other machines without authentication, and in plain text.")
-    ] = False,
     metrics: Metrics = None,
     metrics_open: MetricsOpen = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
     json: Json = False,
+    **settings: Any,
 ) -> None:
     """Run a node of a replicated log: it leads, or follows the primary, until Ctrl-C or SIGTERM.
 
@@ -232,43 +203,27 @@ def run(
         refuse_others(there, FolderKind.NODE, instead=_taken_over(there))
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
     shown = cert if client_ca is not None else None
-    nodes = other_nodes(node or [])
     known = parse_identities(identity or [])
     if known and (client_ca is None or tokens is not None):
         raise InvalidInput("--identity names certificates: it needs --client-ca, and goes without --tokens.")
     config = NodeConfig(
         folder=folder,
-        name=name,
-        listen=listen,
-        url=url,
-        region=region,
-        policy=policy,
-        lease=lease,
-        lease_seconds=lease_seconds,
-        nodes=nodes,
-        upstream=upstream,
-        automatic=automatic,
-        create=create,
-        take_over=take_over,
-        lead=lead,
-        retention=retention,
-        limits=_limits(retention, max_lag_bytes, max_idle),
+        nodes=other_nodes(settings.pop("nodes") or []),
+        limits=_limits(settings["retention"], max_lag_bytes, max_idle),
         flow=FlowLimits(slow_at, refuse_at),
-        poll_seconds=poll_seconds,
-        cold=cold,
-        tiering=TierSettings(retention=cold_retention, target=segment_bytes, linger=float(linger), events=cold_events),
+        tiering=TierSettings(retention=cold_retention),
         server=ServerSecurity.load(certificate=cert, key=key, client_roots=client_ca, tokens=tokens, identities=known),
         client=ClientSecurity.load(roots=ca, certificate=shown, key=key if shown else None, token=token),
-        insecure=insecure,
+        **settings,
     )
-    is_open = metrics_open or insecure
+    is_open = metrics_open or config.insecure
     with stop_on_signal() as stop, monitored(metrics, is_open=is_open) as health, RunningNode(config) as running:
         health.failed = lambda: None if running.failure is None else repr(running.failure)
         health.not_ready = running.why_not_ready
         _report_states(running, stop, as_json=json)
-    logging.getLogger("strandline.node").info("Node %s has stopped.", name)
+    logging.getLogger("strandline.node").info("Node %s has stopped.", config.name)
     if running.failure is not None:
-        raise StorageError(f"Node {name} failed: {running.failure!r}. Read what it logged, and start it again.")
+        raise StorageError(f"Node {config.name} failed: {running.failure!r}. Read what it logged, and start it again.")
 
 
 def _report_states(running: RunningNode, stop: threading.Event, *, as_json: bool) -> None:
