@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from strandline.errors import Diverged
+from strandline.errors import Diverged, InvalidInput
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.node import Peer
 from strandline.node.elect.election import covers, log_rank, objection, own_term
@@ -68,13 +68,28 @@ def test_the_answers_suffice_exactly_if_every_commit_is_on_one_of_them(policy):
                 assert enough == on_one_of_them
 
 
-def test_terms_that_nodes_take_by_themselves_are_never_the_same():
-    names = ["a", "b", "c", "d"]
-    taken = {(name, own_term(name, names, seen)) for name in names for seen in range(50)}
+def test_terms_that_nodes_take_by_themselves_are_never_the_same_whatever_lists_they_hold():
+    names = [
+        *"abcdefgh",
+        *(f"node-{number}" for number in range(1, 30)),
+        "eu-west-1",
+        "us-east-1",
+        "primary",
+        "replica",
+    ]
     terms = {}
-    for name, term in taken:
-        assert terms.setdefault(term, name) == name
-    assert all(own_term(name, names, seen) > seen for name in names for seen in range(50))
+    for mine, seen in itertools.product(names, (0, 1, 2, 70_000, 70_001)):
+        for others in (names, [mine], names[::3], names[1::2]):
+            term = own_term(mine, seen, others)
+            assert seen < term <= seen + 65_536
+            assert terms.setdefault(term, mine) == mine
+
+
+def test_a_name_that_takes_the_same_terms_as_another_node_is_refused():
+    one, other = "gamma-log-9", "paris-ap-4"
+    assert own_term(one, 5) == own_term(other, 5)
+    with pytest.raises(InvalidInput, match="would take the same terms"):
+        own_term(one, 5, ["b", other])
 
 
 def report(name, adopted=3, durable=10, *, term=5, committed=0, unhealthy=None):

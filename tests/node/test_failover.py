@@ -235,7 +235,7 @@ def test_two_that_are_promoted_without_a_lease_do_not_both_lead(tmp_path):
     cluster.append(b"one")
     cluster.settled("b", "c")
     cluster.kill("a")
-    first, second = cluster.nodes["b"], cluster.nodes["c"]
+    first, second = cluster.nodes["c"], cluster.nodes["b"]  # the second takes the lower term
     asked = []
 
     def at_once(name):

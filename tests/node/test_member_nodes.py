@@ -13,9 +13,11 @@ from strandline.errors import Fenced, InvalidInput, NotReady
 from strandline.formats.json.checked import encode_checked
 from strandline.formats.node.state import KIND, VERSION, decode_node, encode_node
 from strandline.model.node import Membership, NodeState
+from strandline.node.flight.client.primary_client import FlightUpstream
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, Tokens
 from strandline.node.members.rules import CancelChange, SetPolicy, members_of
+from strandline.node.messages import Caller
 from strandline.node.running import NodeConfig, RunningNode
 
 WAIT = 120.0
@@ -68,6 +70,13 @@ def test_the_certificate_of_a_node_is_a_replica_s_from_when_it_is_added_until_it
         assert admin.remove_node("replica-1", timeout=WAIT).members == members_of({"a": a.url}, "local")
         becomes(b, "fenced")
         assert not admin.topology().members
+        # Its certificate is a client's now, and tells no term; but it learns that it was removed.
+        with FlightUpstream(a.url, security=client("replica-1")) as upstream:
+            with pytest.raises(Fenced, match="takes the role replica"):
+                upstream.report(Caller("replica-1", 9))
+            assert upstream.report(Caller("replica-1", 0)).term == 1
+        b.node._candidacy.learn()
+        assert not b.is_member("replica-1")
 
 
 def test_a_token_is_sent_to_the_address_of_a_node_that_was_added(begin, tmp_path):

@@ -504,13 +504,13 @@ class TestFailover:
         """It could neither change the members nor hand them over."""
         cluster.leased = cluster.automatic = False
         led(cluster, policy="local", lead=True)
-        later = Membership(9, 1, members_of({"a": "to:a", "b": "to:b", "c": "to:c"}, "local"))
+        later = Membership(1 << 17, 1, members_of({"a": "to:a", "b": "to:b", "c": "to:c"}, "local"))
         cluster.after["report"] = lambda _, found: replace(found, membership=later)
         b = cluster.nodes["b"]
-        with pytest.raises(NotReady, match="changed in term 9"):
+        with pytest.raises(NotReady, match="changed in term 131072"):
             b.promote()
         b.promote()
-        assert b.primary.term > 9
+        assert b.primary.term > later.term
         assert change(cluster, AddNode("d", "to:d"), on="b").term == b.primary.term
 
     def test_a_primary_drops_the_slots_of_removed_nodes_that_the_last_one_did_not_come_to(self, cluster):
@@ -572,6 +572,77 @@ class TestFailover:
             del a.primary.membership.complete
         cluster.until(lambda: is_done(cluster, "a", "b", "c"))
         assert known(cluster).members.policy == "quorum(a,b)"
+
+
+class TestANewLog:
+    """Where few nodes have a copy yet, a term that is used up in vain leaves no node that can lead."""
+
+    def test_a_node_that_would_not_be_elected_leaves_the_last_primary_its_lease(self, cluster):
+        led(cluster, "ab", policy="quorum(a,b,c,d,e)")
+        cluster.kill("a")
+        cluster.step(1000)
+        b = cluster.nodes["b"]
+        assert "only b answered" in b.why_not_leading
+        assert b.node_folder.state.seen == 1
+        a = cluster.start("a")
+        cluster.until(lambda: a.is_primary)
+
+    def test_a_node_does_not_take_over_from_a_policy_that_is_no_quorum(self, cluster):
+        """What it knows of the last primary may be old; a quorum depends on its voters alone."""
+        a = led(cluster, policy="quorum(a,b,c)")
+        change(cluster, SetPolicy("ack_n(1)"))
+        a.primary.membership.complete = lambda _: False
+        a.primary.change_members(SetPolicy("quorum(a,b,c)"))
+        cluster.until(lambda: known(cluster, "b") == known(cluster, "c") == known(cluster))
+        cluster.kill("a")
+        cluster.step(600)
+        for name in "bc":
+            assert "does not lead by itself" in cluster.nodes[name].why_not_leading
+            assert cluster.nodes[name].node_folder.state.seen == 1
+        cluster.nodes["b"].promote(force=True)
+        assert cluster.nodes["b"].is_primary
+
+    def test_no_change_begins_before_as_many_have_a_copy_as_the_policy_asks(self, cluster):
+        cluster.policy = "quorum(a,b,c)"
+        a = cluster.start("a", create=True)
+        cluster.until(lambda: a.is_primary)
+        with pytest.raises(NotReady, match="no copies of everything below offset 0, as quorum"):
+            a.primary.change_members(AddNode("d", "to:d"))
+        assert a.primary.change_members(AddNode("d", "to:d"), force=True).former is None
+
+    def test_a_policy_that_no_replica_can_satisfy_yet_is_changed_by_force_and_the_error_says_so(self, cluster):
+        cluster.leased = cluster.automatic = False
+        a = led(cluster, "a", policy="ack_n(1)", lead=True)
+        for what in (AddNode("d", "to:d"), SetPolicy("ack_n(2)")):
+            with pytest.raises(InvalidInput, match=r"reached with 0 replicas.*was changed.*--force"):
+                a.primary.change_members(what)
+        a.primary.change_members(AddNode("d", "to:d"), force=True)
+        cluster.start("d")
+        cluster.settled("d")
+        handle = cluster.append(b"one")
+        cluster.until(handle.done)
+
+    def test_a_record_counts_where_a_copy_has_been_acknowledged_and_not_before(self, cluster):
+        cluster.policy = "quorum(a,b,c)"
+        a = cluster.start("a", create=True)
+        cluster.until(lambda: a.is_primary)
+        cluster.start("b")
+        cluster.settled("b")
+        cluster.kill("b")
+        a.primary.change_members(AddNode("d", "to:d"))
+
+        def refuse(_):
+            raise NotReady("nothing is acknowledged")
+
+        cluster.before["acknowledge"] = refuse
+        cluster.start("c")
+        cluster.until(lambda: known(cluster, "c") == known(cluster))
+        cluster.step(60)
+        assert a.primary.registry.replicas["c"].durable is None
+        assert known(cluster).former is not None
+        cluster.before.clear()
+        cluster.start("b")
+        cluster.until(lambda: is_done(cluster, "a", "b"))
 
 
 class TestForce:

@@ -258,16 +258,18 @@ class Node(Closing):
         if lease is None or pause is None:
             return self.options.poll_seconds
         try:
-            may_lead = lease.led_last()
-            if may_lead:
+            if lease.led_last():
                 self._candidacy.check_newest(self._report())
             elif self.options.automatic:
-                may_lead = not self._candidacy.is_behind(self._report())
-            if may_lead and lease.try_acquire():
+                self._candidacy.check_able(self._report())
+            else:
+                return pause
+            if lease.try_acquire():
                 self._leads(self._lead_leased(lease, force=False))
         except StrandlineError as error:
+            if str(error) != self.why_not_leading:
+                _LOGGER.info("Node %s does not lead: %s", self.name, error)
             self.why_not_leading = str(error)
-            _LOGGER.info("Node %s does not lead: %s", self.name, error)
         return pause
 
     def promote(self, *, force: bool = False) -> Topology:
@@ -288,7 +290,7 @@ class Node(Closing):
             self._candidacy.check_own(self._report(), force=force)
             lease = self._lease
             if lease is None:
-                term = own_term(self.name, self._candidacy.addresses(), self.node_folder.state.seen)
+                term = own_term(self.name, self.node_folder.state.seen, self._candidacy.addresses())
                 primary = self._lead_checked(term, None, force=force)
             else:
                 lease.acquire()

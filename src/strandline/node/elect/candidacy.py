@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import final
 
 from strandline.errors import Fenced, NotReady, StrandlineError
+from strandline.model.node import Membership
 from strandline.node.elect.election import log_rank, objection, own_objection
 from strandline.node.lead.policies import CommitPolicy, Quorum, parse_policy
 from strandline.node.members.rules import addresses, check_membership, is_newer, may_lead, policies, shown, urls
 from strandline.node.messages import Caller, ElectionReport
-from strandline.node.node_folder import NodeFolder, check_rise
+from strandline.node.node_folder import HIGHEST_TERM, NodeFolder, check_rise
 from strandline.node.options import NodeOptions
 from strandline.node.services import Upstream
 
@@ -30,19 +32,21 @@ class Candidacy:
         self._is_refused = False
         """Whether a node did not let this one ask, the last time."""
 
-    def is_behind(self, mine: ElectionReport) -> bool:
-        """Whether this node cannot lead, or a reachable node has more records. Fences no node."""
-        if mine.unhealthy is not None or not mine.adopted:
-            return True
+    def check_able(self, mine: ElectionReport) -> None:
+        """``NotReady``, with the reason, if this node would not be elected now, or not by itself. Fences nobody.
+
+        An election in vain keeps the last primary from going on, and where few nodes have a copy of the log yet, no
+        other may be able to lead.
+        """
+        self.check_own(mine, force=False)
         reports = self._ask(term=0)
         if self._is_refused and not reports:
-            return True  # it was removed, and does not know: it would only use up terms
-        return any(log_rank(report) > log_rank(mine) for report in reports) or not self._may_take_over()
-
-    def _may_take_over(self) -> bool:
-        """Whether this node may lead by itself: a quorum decides, in which it votes."""
-        quorum, known, name = self._policies()[0], self._node_folder.state.membership, self._node_folder.state.name
-        return isinstance(quorum, Quorum) and (name in quorum.voters if known is None else may_lead(known, name))
+            self._refuse("the other nodes do not let it ask: it was removed from the log, or its credentials were")
+        for policy in self._policies():
+            if not isinstance(policy, Quorum) or (self._known is None and mine.name not in policy.voters):
+                self._refuse(f"under {policy} it does not lead by itself")
+        # The lease gives a term that is above all that anybody has seen.
+        self._check(replace(mine, term=HIGHEST_TERM), reports, force=False)
 
     def check_newest(self, mine: ElectionReport) -> None:
         """``NotReady`` if another node has more than this one, which led last. Fences nobody.
@@ -50,7 +54,7 @@ class Candidacy:
         Replicas apply only what is durable on the primary: if one has more, the primary's disk lost it.
         """
         more = [report for report in self._ask(term=0) if log_rank(report) > log_rank(mine)]
-        known = self._node_folder.state.membership
+        known = self._known
         if known is not None and not may_lead(known, mine.name):
             raise NotReady(f"{mine.name} led last, but has no vote in {shown(known)}: promote another node.")
         if more:
@@ -63,33 +67,38 @@ class Candidacy:
 
     def check_own(self, mine: ElectionReport, *, force: bool) -> None:
         """``NotReady`` if this node must not lead, regardless of the others. Sends no request, and fences no node."""
-        why = own_objection(mine, force=force) or self._no_vote(force=force)
-        if why is not None:
-            raise NotReady(f"{mine.name} was not promoted: {why}.")
+        self._refuse(own_objection(mine, force=force) or self._no_vote(force=force))
 
     def check(self, mine: ElectionReport, *, force: bool) -> None:
         """``NotReady``, with the reason, if a committed record could be missing here.
 
         When this returns, no node that answered accepts or acknowledges a term below ``mine.term``.
         """
-        reports = self._ask(term=mine.term)
-        state = self._node_folder.state  # with the newest record of the members that anybody reported
+        self._check(mine, self._ask(term=mine.term), force=force)
+
+    def _check(self, mine: ElectionReport, reports: Sequence[ElectionReport], *, force: bool) -> None:
+        state, known = self._node_folder.state, self._known  # the newest record of the members that anybody reported
         why = objection(mine, reports, *self._policies(), primary=state.primary, peers=state.peers, force=force)
-        known = state.membership
         if why is None and known is not None and known.term > mine.term:
             why = (
                 f"the members of the log were changed in term {known.term}, and it asked in term {mine.term}: try again"
             )
-        why = why or self._no_vote(force=force)
+        self._refuse(why or self._no_vote(force=force))
+
+    def _refuse(self, why: str | None) -> None:
         if why is not None:
-            raise NotReady(f"{state.name} was not promoted: {why}.")
+            raise NotReady(f"{self._node_folder.state.name} was not promoted: {why}.")
 
     def _no_vote(self, *, force: bool) -> str | None:
         """Why the members' record that is known here does not let this node lead, or None."""
-        known, name = self._node_folder.state.membership, self._node_folder.state.name
+        known, name = self._known, self._node_folder.state.name
         if known is None or may_lead(known, name) or (force and name in urls(known)):
             return None
         return f"it has no vote in {shown(known)}: promote another node"
+
+    @property
+    def _known(self) -> Membership | None:
+        return self._node_folder.state.membership
 
     def _policies(self) -> tuple[CommitPolicy, ...]:
         """The recorded policies; or the commit policy of the last known primary, or this node's own."""
@@ -100,7 +109,7 @@ class Candidacy:
 
     def addresses(self) -> dict[str, str]:
         """The nodes of the log with the addresses that are known, by the newest record."""
-        return addresses(self._node_folder.state.membership, self._options.nodes)
+        return addresses(self._known, self._options.nodes)
 
     def learn(self) -> None:
         """Ask the others for a newer record of the members: the primary may be none that this node knows."""

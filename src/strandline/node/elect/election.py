@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+from binascii import crc_hqx
 from collections.abc import Collection, Iterable, Sequence
+from typing import Final
 
+from strandline.errors import InvalidInput
 from strandline.model.node import Peer
 from strandline.node.lead.policies import AckN, Among, CommitPolicy, Every, Local, Quorum, Regions
 from strandline.node.messages import ElectionReport
 
+_TERMS_EACH: Final = 1 << 16
+"""Of this many terms in a row each node takes one: a node that missed 256 promotions still believes the next."""
 
-def own_term(name: str, others: Iterable[str], seen: int) -> int:
-    """The next term above ``seen`` that only this node uses, where no lease assigns terms.
 
-    Two nodes that are promoted at once never share a term if they know the same names: the lower term is fenced.
+def own_term(name: str, seen: int, others: Iterable[str] = ()) -> int:
+    """The next term above ``seen`` that only this node takes, where no lease assigns terms.
 
-    >>> [own_term(name, "abc", 4) for name in "abc"]
-    [6, 7, 5]
+    Its name decides, and not the list of nodes that it happens to hold: two nodes that are promoted at once never share
+    a term, and the lower one is fenced. ``InvalidInput`` if one of the ``others`` has a name that would take the same
+    terms; names that differ in one or two neighbouring letters never do.
+
+    >>> own_term("node-1", 4), own_term("node-2", 4), own_term("node-1", 9869)
+    (5870, 9869, 71406)
     """
-    names = sorted({name, *others})
+    own = _remainder(name)
+    if same := [other for other in others if other != name and _remainder(other) == own]:
+        raise InvalidInput(
+            f"{name} and {same[0]} would take the same terms, by their names: nothing was changed. Add one of the two "
+            "under another name, and remove it ('strandline node add', 'strandline node remove'), or use a lease."
+        )
     term = seen + 1
-    return term + (names.index(name) - term) % len(names)
+    return term + (own - term) % _TERMS_EACH
+
+
+def _remainder(name: str) -> int:
+    return crc_hqx(name.encode(), 0)
 
 
 def covers(  # noqa: PLR0911 - one for each policy

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import final
 
-from strandline.errors import Fenced, NotReady
+from strandline.errors import Fenced, InvalidInput, NotReady
 from strandline.model.node import Membership
 from strandline.node.lead.policies import CommitPolicy, DurableOffsets, check_possible, watermark
 from strandline.node.lead.replicas import ReplicaRegistry
@@ -44,7 +44,7 @@ class PrimaryMembership:
         self._term = term
         self._end = end
         self._lock = threading.Lock()
-        self._barrier = end()
+        self._term_start = self._barrier = end()
         """The end of the log when the newest record came into force: what is below may be committed under the former
         policy alone."""
         self._held: dict[str, tuple[int, int]] = {}
@@ -92,7 +92,8 @@ class PrimaryMembership:
         """Begin a change; returns the records before and after it, which are the same if there is nothing to change.
 
         ``NotReady`` unless the replicas that answer satisfy the policy after the change, and the present one, for
-        everything below ``reached``: otherwise the change would hold up all commits.
+        everything below ``reached``: otherwise the change would hold up all commits. Also of an empty log they must
+        have acknowledged a copy: if too few have one that counts, no election is ever decided.
         """
         with self._lock:
             before = self.known or self._at_start(registry)
@@ -114,16 +115,23 @@ class PrimaryMembership:
     def _check_caught_up(self, after: Membership, registry: ReplicaRegistry, reached: int) -> None:
         answering = {name: each for name, each in registry.replicas.items() if each.healthy and not each.bootstrapping}
         name, end = self._node_folder.state.name, self._end()
-        offsets = registry._replace(replicas=answering).durable_offsets(name, end)
+        offsets = registry._replace(replicas=answering).durable_offsets(name, end, term_start=self._term_start)
         wanted, *former = policies(after)
         if not former or wanted != former[0]:
-            check_possible(wanted, registry.durable_offsets(name, end))
+            try:
+                check_possible(wanted, registry.durable_offsets(name, end))
+            except InvalidInput as error:
+                raise InvalidInput(
+                    f"{error} Nothing was changed: start those replicas first. If they are lost for good, or are to be "
+                    "added by this change, --force asks none of them."
+                ) from error
+        acknowledged = is_spread(after, offsets, answering)
         for policy in (wanted, *former):
-            if watermark(policy, offsets) < reached:
+            if not acknowledged or watermark(policy, offsets) < reached:
                 raise NotReady(
-                    f"The replicas that answer now do not have everything below offset {reached}, as {policy} asks: "
-                    "nothing was changed. Wait until more of them follow ('strandline node topology'). If the others "
-                    "are lost for good, --force leaves them out, with what only they have."
+                    f"The replicas that answer now have no copies of everything below offset {reached}, as {policy} "
+                    "asks: nothing was changed. Wait until more of them follow ('strandline node topology'). If the "
+                    "others are lost for good, --force leaves them out, with what only they have."
                 )
 
     def _install(self, record: Membership) -> None:

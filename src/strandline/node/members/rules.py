@@ -269,8 +269,12 @@ def is_in_force(change: Change, begun: Membership, known: Membership) -> bool:
 
 
 def is_spread(known: Membership, offsets: DurableOffsets, holders: Collection[str]) -> bool:
-    """Whether a record is durable on enough nodes, by all policies in force. The primary has it."""
-    replicas = tuple(each._replace(durable=1 if each.name in holders else None) for each in offsets.replicas)
+    """Whether a record is durable on enough nodes, by all policies in force. The primary has it.
+
+    A replica that never acknowledged does not count: in elections its copy counts for nothing.
+    """
+    has = {each.name for each in offsets.replicas if each.durable is not None and each.name in holders}
+    replicas = tuple(each._replace(durable=1 if each.name in has else None) for each in offsets.replicas)
     there = offsets._replace(durable=1, replicas=replicas)
     return all(watermark(each, there) for each in policies(known))
 
