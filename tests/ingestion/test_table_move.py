@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from typer.testing import CliRunner
 
 import strandline as sl
+from strandline.cli.app import app
 from strandline.errors import Conflict, CursorExpired, Diverged, NotFound, NotReady, StrandlineError, Unsupported
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.log.memory import MemoryLog
-from strandline.model.head import Head
+from strandline.model.head import Head, WriterId
 from strandline.model.records import record_batch
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.iceberg.table import FollowedIceberg
@@ -22,6 +25,7 @@ from strandline.tables.sql.postgres_transaction import PostgresTransaction
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 from tests.tables.maintain.test_maintenance_formats import Delta, Iceberg, opened_place
 
+WRITER = WriterId(UUID(int=1))
 FORMATS = ["delta", "sqlite", *(pytest.param(kind, marks=pytest.mark.matrix) for kind in ("iceberg", "postgres"))]
 FILES = ["delta", pytest.param("iceberg", marks=pytest.mark.matrix)]
 
@@ -467,3 +471,29 @@ def test_a_table_is_moved_by_addresses(tmp_path):
     assert (moved.cursor.next, moved.was_there) == (1, False)
     with sl.open(f"wal://{tmp_path}/new") as new:
         assert sl.tables.describe(tmp_path / "table", new).cursor == new.end()
+
+
+def test_a_table_is_moved_back_from_a_write_ahead_log_at_an_address(tmp_path):
+    """A reader beside the writer does not know that the log is a copy: 'ingest it first' would double its records."""
+    first, copy = str(tmp_path / "first"), f"wal://{tmp_path}/copy"
+    with sl.open(first, create=True) as log, log.producer() as producer:
+        producer.append(key=b"a", value=b"1")
+    sl.follow(first, sl.DeltaSink(tmp_path / "table"), upto="end")
+    sl.ingest(first, copy)
+    for old, new in ((first, copy), (copy, first)):
+        for was_there in (False, True):
+            assert sl.move_table(tmp_path / "table", old, new).was_there is was_there
+    with sl.open(copy, read_only=True) as reader:
+        sl.move_table(tmp_path / "table", first, copy)
+        with pytest.raises(Unsupported, match="WalReader cannot be moved from"):
+            sl.move_table(tmp_path / "table", reader, first)
+
+
+def test_a_table_is_moved_from_a_write_ahead_log_that_is_being_written(tmp_path):
+    with sl.open(f"wal://{tmp_path}/old", create=True) as old:
+        old.append(record_batch(timestamps=[1], ops=[0], keys=[b"a"], values=[b"1"]), writer=WRITER, number=0).result()
+        sl.follow(old, sl.DeltaSink(tmp_path / "table"), upto="end")
+        sl.ingest(old, tmp_path / "new")
+        arguments = [str(tmp_path / "table"), f"wal://{tmp_path}/old", str(tmp_path / "new")]
+        done = CliRunner().invoke(app, ["table", "move", *arguments])
+        assert (done.exit_code, done.stdout.startswith("The table follows that log now")) == (0, True), done.output

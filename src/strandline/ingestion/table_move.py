@@ -60,21 +60,32 @@ def move_table(sink: MaintainedTable | Address, old: Log | Address, new: Log | A
     (True, False, True)
     """
     table = existing(sink) if isinstance(sink, str | PathLike) else sink
-    # A reader of a write-ahead log beside its writer does not know what was ingested into it.
+    copy: Log
     with log_at(old) as former, log_at(new, changes_slots=True) as other:
-        return _moved(table, former, other)
+        at = _cursor_in(table, other)
+        if at is not None:
+            return TableMove(at, was_there=True)
+        if _holds(other, former) or not isinstance(old, str | PathLike):
+            return _moved(table, former, other)
+        # A reader of a write-ahead log beside its writer does not know what was ingested into it.
+        with log_at(old, changes_slots=True) as copy:
+            return _moved(table, copy, other)
+
+
+def _cursor_in(table: MaintainedTable, log: Log) -> Cursor | None:
+    """The table's cursor in a log; None if it does not follow that."""
+    try:
+        table.meet(log)
+        at = table.cursor(log.log_id)
+    except Diverged:
+        return None
+    if at is not None:
+        with contextlib.suppress(CursorExpired):
+            log.plan(at, Limit(batches=1))  # refuses a cursor of another history
+    return at
 
 
 def _moved(table: MaintainedTable, old: Log, new: Log) -> TableMove:
-    try:
-        table.meet(new)
-        at = table.cursor(new.log_id)
-    except Diverged:
-        at = None
-    if at is not None:
-        with contextlib.suppress(CursorExpired):
-            new.plan(at, Limit(batches=1))  # refuses a cursor of another history
-        return TableMove(at, was_there=True)
     table.meet(old)
     cursor = table.cursor(old.log_id)
     if cursor is None:
@@ -109,9 +120,15 @@ def _same_place(where: str, old: Log, new: Log, start: int, cursor: Cursor) -> C
 
 def _direction(old: Log, new: Log) -> tuple[LogReading, IngestedLog]:
     """Which of two logs is the source of the other: the former one, unless only the reverse is true."""
-    is_back = isinstance(old, IngestedLog) and old.last_append(source_writer(str(new.log_id))) is not None
-    if isinstance(new, IngestedLog):
-        is_back = is_back and new.last_append(source_writer(str(old.log_id))) is None
-    source, target = (new, old) if is_back else (old, new)
+    source, target = old, new
+    if not _holds(new, old):
+        require(old, "moved from, unless the other log is its copy", "last_append")
+        if _holds(old, new):
+            source, target = new, old
     require(target, "moved to, or from", "append_at", "last_append", "cursor_at", "bounds", "plan")
     return source, cast("IngestedLog", target)
+
+
+def _holds(copy: Log, source: Log) -> bool:
+    """Whether a log is known to have records that were ingested from another one."""
+    return isinstance(copy, IngestedLog) and copy.last_append(source_writer(str(source.log_id))) is not None

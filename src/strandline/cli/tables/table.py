@@ -18,6 +18,7 @@ from strandline.cli.shared.tables import TableUrl, TombstoneOption, followed_tab
 from strandline.cli.shared.text import escaped, readable
 from strandline.errors import InvalidInput, NotFound
 from strandline.formats.json.records import record_fields, rows_of
+from strandline.log.addressed import log_at
 from strandline.log.contract import Log
 from strandline.tables.maintain.opening import is_in_database
 
@@ -259,16 +260,19 @@ def move(
 
     Example: strandline table move ./tables/orders ./orders ./backup
     """
-    former, other = _log(old), _log(new)
     letters: str | bool | None = dead_letters
     if is_in_database(url):
         letters = None if dead_letters is None else True
-    sink = followed_table(url, former, schema=schema, key=key, tombstones=tombstones, name=name, dead_letters=letters)
+    former: Log
     with (
         on_interruption("repeat the command: it says which log the table follows."),
+        log_at(old) as former,
         show.busy("comparing the offsets of both logs"),
     ):
-        done = sl.move_table(sink, former, other)
+        sink = followed_table(
+            url, former, schema=schema, key=key, tombstones=tombstones, name=name, dead_letters=letters
+        )
+        done = sl.move_table(sink, old, new)
     follows = "follows that log already" if done.was_there else "follows that log now"
     text = f"The table {follows}, from offset {done.cursor.next:,} on; no row was changed."
     show.answer({"cursor": str(done.cursor), "moved": not done.was_there}, text, as_json=json)
