@@ -69,7 +69,7 @@ class _Jobs:
             raise AssertionError("records are missing")
 
     def verify(self, pool: Any) -> None:
-        if sl.bulk.verify(self.log, pool=pool).verification.examined["records"] != self.rows:
+        if sl.bulk.verify(self.log, pool=pool).examined["records"] != self.rows:
             raise AssertionError("records are missing")
 
     def fold(self) -> None:

@@ -21,7 +21,7 @@ from strandline.log.findings import FindingKind, Severity
 from strandline.log.object import ObjectLog
 from strandline.log.object.log import open_log
 from strandline.log.read.span_tasks import spans_between
-from strandline.model.cursor import Limit
+from strandline.model.cursor import Bounds, Limit
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, record_batch
 from strandline.model.segments import COLD_FILE, SegmentState, SegmentUpdate
@@ -65,8 +65,8 @@ def tiers(request: pytest.FixtureRequest) -> Iterator[Tiers]:
     forget_tails()
 
 
-def kinds(audit: sl.bulk.LogAudit) -> list[FindingKind]:
-    return [finding.kind for finding in audit.verification.damage]
+def kinds(audit: sl.bulk.Verification) -> list[FindingKind]:
+    return [finding.kind for finding in audit.damage]
 
 
 def flipped(data: bytes, at: int) -> bytes:
@@ -77,15 +77,15 @@ def test_a_healthy_log_is_clean_and_every_record_is_read(log: ObjectLog) -> None
     told: list[tuple[int, int]] = []
     audit = sl.bulk.verify(log, on_progress=lambda done, total: told.append((done, total)))
     assert audit.is_clean
-    assert audit.verification.examined["records"] == 120
-    assert (audit.first, audit.next, told[-1]) == (0, 120, (120, 120))
+    assert audit.examined["records"] == 120
+    assert (audit.bounds, told[-1]) == (Bounds(0, 120), (120, 120))
     part = sl.bulk.verify(log, since=15, upto=33)
-    assert (part.first, part.next, part.verification.examined["records"]) == (15, 33, 18)
+    assert (part.bounds.first, part.bounds.next, part.examined["records"]) == (15, 33, 18)
 
 
 def test_an_empty_log_is_clean(tmp_path: Path) -> None:
     audit = sl.bulk.verify(sl.open(f"file://{tmp_path}/log", create=True))
-    assert (audit.is_clean, audit.verification.examined["records"]) == (True, 0)
+    assert (audit.is_clean, audit.examined["records"]) == (True, 0)
 
 
 @pytest.mark.parametrize("at", [8, -40, -9])
@@ -95,8 +95,8 @@ def test_a_flipped_bit_in_a_batch_is_found_and_the_rest_is_read(log: ObjectLog, 
     path.write_bytes(flipped(data, at % len(data)))
     audit = sl.bulk.verify(log)
     assert kinds(audit) == [FindingKind.BATCH]
-    assert audit.verification.examined["records"] == 110
-    assert audit.rows[0].damage == ((30, 40),)
+    assert audit.examined["records"] == 110
+    assert audit.damage[0].offsets == (30, 40)
 
 
 def test_a_missing_batch_and_one_in_the_place_of_another_are_found(log: ObjectLog, tmp_path: Path) -> None:
@@ -105,14 +105,16 @@ def test_a_missing_batch_and_one_in_the_place_of_another_are_found(log: ObjectLo
     shutil.copy(tmp_path / "log" / tail[7].location, tmp_path / "log" / tail[8].location)
     audit = sl.bulk.verify(log)
     assert kinds(audit) == [FindingKind.BATCH] * 2
-    assert audit.rows[0].damage == ((30, 40), (80, 90))
-    assert "30 to 39" in audit.verification.damage[0].message
+    places = [(one.where, one.offsets) for one in audit.damage]
+    assert places == [(tail[3].location, (30, 40)), (tail[8].location, (80, 90))]
+    assert "30 to 39" in audit.damage[0].message
 
 
-def test_quick_reads_no_batch(log: ObjectLog, tmp_path: Path) -> None:
+def test_quick_reads_no_batch_and_finds_a_missing_one(log: ObjectLog, tmp_path: Path) -> None:
     (tmp_path / "log" / log.head().tail[3].location).unlink()
     audit = sl.bulk.verify(log, quick=True)
-    assert (kinds(audit), audit.verification.examined["records"]) == ([], 120)
+    assert (kinds(audit), audit.examined["records"]) == ([FindingKind.BATCH], 120)
+    assert "is missing" in audit.damage[0].message
 
 
 def test_a_damaged_head_is_a_finding(log: ObjectLog, tmp_path: Path) -> None:
@@ -131,12 +133,13 @@ def test_a_lost_chunk_of_the_listing_is_a_hole_and_what_follows_is_read() -> Non
     assert len(chunks) > 1
     store.delete(chunks[0])
     audit = sl.bulk.verify(open_log(store))
-    holes = [finding for finding in audit.verification.damage if finding.kind is FindingKind.HOLE]
+    holes = [finding for finding in audit.damage if finding.kind is FindingKind.HOLE]
     assert len(holes) == 1
-    ((low, high),) = audit.rows[0].damage
+    assert holes[0].offsets is not None
+    low, high = holes[0].offsets
     assert 0 <= low < high < 300
     assert f"Offsets {low} to {high - 1} are missing" in holes[0].message
-    assert audit.verification.examined["records"] == 300 - (high - low)
+    assert audit.examined["records"] == 300 - (high - low)
     with pytest.raises(CorruptData):
         open_log(store).plan(log.cursor_at(high - 1), Limit(batches=1))
 
@@ -145,17 +148,16 @@ def test_a_lost_chunk_of_the_listing_is_a_hole_and_what_follows_is_read() -> Non
 def test_both_tiers_are_compared_where_both_have_records(tiers: Tiers) -> None:
     log = tiers.tiered()
     audit = sl.bulk.verify(log)
-    assert audit.is_clean, audit.verification.findings
+    assert audit.is_clean, audit.findings
     tiered = max(segment.end for segment in tiers.finished()) + 1
-    assert audit.verification.examined["compared"] == tiered
+    assert audit.examined["compared"] == tiered
     tiers.trim(tiered // 2)
     start = tiers.hot().bounds().first
     assert start
     audit = sl.bulk.verify(log)
-    assert audit.is_clean, audit.verification.findings
-    assert audit.verification.examined["records"] == log.bounds().next
-    assert audit.verification.examined["compared"] == tiered - start
-    assert [(row.name, row.first) for row in audit.rows] == [("hot", start), ("cold", 0)]
+    assert audit.is_clean, audit.findings
+    assert audit.examined["records"] == log.bounds().next
+    assert audit.examined["compared"] == tiered - start
 
 
 @pytest.mark.parametrize("is_trimmed", [False, True])
@@ -170,13 +172,13 @@ def test_a_damaged_segment_is_found_whether_the_log_still_has_its_records(tiers:
     forget_tails()
     audit = sl.bulk.verify(log)
     assert set(kinds(audit)) == {FindingKind.SEGMENT}
-    assert [row.damage for row in audit.rows] == [(), ((damaged.start, damaged.end + 1),)]
+    assert {finding.where for finding in audit.damage} == {path}
+    assert {finding.offsets for finding in audit.damage} <= {(damaged.start, damaged.end + 1)}
     tiers.plain.delete(path)
     forget_tails()
     audit = sl.bulk.verify(log)
     assert set(kinds(audit)) <= {FindingKind.SEGMENT, FindingKind.HOLE}
-    assert audit.rows[1].damage
-    assert audit.rows[0].damage == ()
+    assert kinds(audit)
 
 
 @pytest.mark.matrix
@@ -194,8 +196,8 @@ def test_a_cold_tier_that_cannot_be_read_is_a_finding_and_the_log_itself_is_read
     forget_tails()
     audit = sl.bulk.verify(log)
     assert kinds(audit) == [FindingKind.SEGMENT]
-    assert path in audit.verification.damage[0].message
-    assert audit.verification.examined["records"] == len(tiers.truth) - last.end - 1
+    assert path in audit.damage[0].message
+    assert audit.examined["records"] == len(tiers.truth) - last.end - 1
 
 
 @pytest.mark.matrix
@@ -206,7 +208,7 @@ def test_a_damaged_slot_of_a_log_with_a_cold_tier_is_one_finding() -> None:
     tiers.plain.put("slots/reader.json", b"{")
     audit = sl.bulk.verify(tiers.tiered())
     assert kinds(audit) == [FindingKind.SLOT]
-    assert audit.verification.examined["records"] == len(tiers.truth)
+    assert audit.examined["records"] == len(tiers.truth)
     forget_tails()
 
 
@@ -218,7 +220,7 @@ def test_a_log_that_lost_the_way_to_its_cold_tier_is_damaged() -> None:
     assert first > 0
     tiers.plain.delete(COLD_FILE)
     audit = sl.bulk.verify(open_log(tiers.plain))
-    (damage,) = audit.verification.damage
+    (damage,) = audit.damage
     assert damage.where == COLD_FILE
     assert f"below offset {first} cannot be read" in damage.message
 
@@ -231,10 +233,10 @@ def test_a_hole_between_segments_is_found_exactly_and_the_rest_is_read(tiers: Ti
     tiers.manager().update(SegmentUpdate(segment=lost.segment, broker=0, event_timestamp=0, state=state))
     audit = sl.bulk.verify(tiers.tiered(), since=0)
     assert kinds(audit) == [FindingKind.HOLE]
-    assert [row.damage for row in audit.rows] == [(), ((lost.start, lost.end + 1),)]
+    assert audit.damage[0].offsets == (lost.start, lost.end + 1)
     count = lost.end + 1 - lost.start
-    assert audit.verification.examined["records"] == len(tiers.truth) - count
-    assert f"Offsets {lost.start} to {lost.end} are missing" in audit.verification.damage[0].message
+    assert audit.examined["records"] == len(tiers.truth) - count
+    assert f"offsets {lost.start} to {lost.end} are lost" in audit.damage[0].message
     quick = sl.bulk.verify(tiers.tiered(), since=0, quick=True)
     assert set(kinds(quick)) == {FindingKind.HOLE}
 
@@ -251,14 +253,15 @@ def test_segments_with_other_values_than_the_log_are_found_with_both_sides(tiers
         tiers.append(4)  # the same offsets, other values
     forget_tails()
     audit = sl.bulk.verify(tiers.tiered())
-    assert set(kinds(audit)) == {FindingKind.DIFFERENCE}
-    assert audit.rows[1].damage == ((common, end),)
-    message = audit.verification.damage[0].message
+    (difference,) = (one for one in audit.damage if one.kind is FindingKind.DIFFERENCE)
+    assert set(kinds(audit)) == {FindingKind.DIFFERENCE, FindingKind.HISTORY}
+    assert difference.offsets == (common, end)
+    message = difference.message
     assert f"At offset {common} the tiers differ in key, value" in message
     ours, theirs = (value_at(common, history)[:8].decode("latin-1") for history in (1, 0))
     assert ours[:3] in message
     assert theirs[:3] in message
-    assert audit.verification.examined["records"] == end
+    assert audit.examined["records"] == end
 
 
 @pytest.mark.matrix
@@ -267,9 +270,9 @@ def test_records_that_move_to_the_cold_tier_during_a_verification_are_found_ther
     end = max(segment.end for segment in tiers.finished()) + 1
     log = tiers.tiered()
     audit = sl.bulk.verify(log, pool=Interrupted(0, lambda: tiers.trim(end)))
-    assert audit.verification.findings == []
+    assert audit.findings == []
     assert tiers.hot().bounds().first > 0
-    assert audit.verification.examined["records"] == len(tiers.truth)
+    assert audit.examined["records"] == len(tiers.truth)
 
 
 def test_records_that_are_trimmed_during_a_verification_are_a_note(log: ObjectLog) -> None:
@@ -279,7 +282,7 @@ def test_records_that_are_trimmed_during_a_verification_are_a_note(log: ObjectLo
 
     audit = sl.bulk.verify(log, pool=Interrupted(0, trim))
     assert audit.is_clean
-    notes = [one.kind for one in audit.verification.findings if one.severity is Severity.NOTE]
+    notes = [one.kind for one in audit.findings if one.severity is Severity.NOTE]
     assert notes
     assert set(notes) == {FindingKind.TRIM}
 
@@ -291,8 +294,8 @@ def test_records_that_were_trimmed_before_are_a_note_too(log: ObjectLog) -> None
     assert first
     audit = sl.bulk.verify(log, since=0)
     assert audit.is_clean
-    assert audit.verification.examined["records"] == 120 - first
-    assert f"Offsets 0 to {first - 1} were trimmed." in [one.message for one in audit.verification.findings]
+    assert audit.examined["records"] == 120 - first
+    assert f"Offsets 0 to {first - 1} were trimmed." in [one.message for one in audit.findings]
 
 
 def test_a_task_that_gets_other_records_than_planned_says_so(log: ObjectLog) -> None:
@@ -365,15 +368,14 @@ def test_tables_are_compared_with_the_log_at_their_own_cursor(log: ObjectLog, tm
         sl.follow(log, sink, upto="end")
     grown(log, 20)
     audit = sl.bulk.verify(log, tables=[right, wrong])
-    assert audit.is_clean, audit.verification.findings
-    assert [check.cursor.next for _, check in audit.tables] == [120, 120]
+    assert audit.is_clean, audit.findings
+    assert audit.examined["rows"] > 0
     damage_file(tmp_path / "wrong")
     audit = sl.bulk.verify(log, tables=[right, wrong], pool=sl.bulk.ThreadPool(4))
     assert kinds(audit) == [FindingKind.TABLE]
-    assert [check.is_clean for _, check in audit.tables] == [True, False]
-    (_, check) = audit.tables[1]
-    assert (check.missing, check.extra) == (1, 1)
-    assert [bool(row.damage) for row in audit.rows] == [False, False, True]
+    (damage,) = audit.damage
+    assert (damage.where, damage.offsets) == (wrong.where, (0, 120))
+    assert "1 rows are missing, 1 are too many" in damage.message
 
 
 def damage_file(place: Path) -> None:
@@ -431,30 +433,30 @@ def test_stores_are_compared_with_the_log_at_their_own_cursor(log: ObjectLog, tm
         wrong.end_resync(log.cursor_at(120))
         audit = sl.bulk.verify(log, stores=[right, wrong])
         assert kinds(audit) == [FindingKind.STORE]
-        (finding,) = audit.verification.damage
+        (finding,) = audit.damage
         assert "in 3 keys: 'k1': the log gives 'v" in finding.message
         assert "'k2': the log gives 'v" in finding.message
         assert "'k99': the log gives None, the store has 'more'" in finding.message
-        assert [(row.next, bool(row.damage)) for row in audit.rows] == [(140, False), (120, False), (120, True)]
+        assert (finding.where, finding.offsets) == (repr(wrong), (0, 120))
         with sl.AppendLogStore.open(tmp_path / "new") as new, pytest.raises(NotReady):
             sl.bulk.verify(log, stores=[new])
         log.set_retention("bytes:1")
         log.trim(grace=0)
         audit = sl.bulk.verify(log, stores=[right])
         assert audit.is_clean
-        assert "no longer has its first records" in audit.verification.findings[0].message
+        assert "no longer has its first records" in audit.findings[0].message
 
 
 def test_the_events_of_a_cold_tier_are_checked(tiers: Tiers) -> None:
     lost = next(segment for segment in tiers.finished() if segment.start)
     tiers.trim(lost.end + 1)
     log = tiers.tiered()
-    assert sl.bulk.verify(log, quick=True).verification.findings == []
+    assert sl.bulk.verify(log, quick=True).findings == []
     segment = replace(lost.segment, id=UUID(int=77))
     tiers.manager().add(replace(lost, segment=segment, state=SegmentState.COPY_STARTED))
     audit = sl.bulk.verify(tiers.tiered())
     assert audit.is_clean
-    assert FindingKind.STATE in [finding.kind for finding in audit.verification.findings]
+    assert FindingKind.STATE in [finding.kind for finding in audit.findings]
 
 
 def test_a_table_that_another_program_changed_is_a_finding(log: ObjectLog, tmp_path: Path) -> None:
@@ -517,6 +519,6 @@ class WithDamagedCopy:
 def test_damage_that_only_workers_read_is_damage_and_not_a_lack_of_reach(log: ObjectLog, tmp_path: Path) -> None:
     batch = next((tmp_path / "log" / "batches").rglob("*.batch"))
     audit = sl.bulk.verify(log, pool=WithDamagedCopy(batch))
-    (damage,) = audit.verification.damage
+    (damage,) = audit.damage
     assert batch.name in damage.message
     assert "This process reads them" in damage.message

@@ -75,7 +75,7 @@ def test_the_end_of_a_segment_that_was_read_before_is_read_again() -> None:
     path = segment_path(segment.segment, segment.start)
     data = bytes(tiers.plain.get(path).data)
     tiers.plain.put(path, data[:-12] + bytes([data[-12] ^ 1]) + data[-11:])
-    assert {finding.kind for finding in sl.bulk.verify(log).verification.damage} == {FindingKind.SEGMENT}
+    assert {finding.kind for finding in sl.bulk.verify(log).damage} == {FindingKind.SEGMENT}
 
 
 def test_checksums_of_parts_make_that_of_the_whole() -> None:
@@ -130,11 +130,11 @@ def test_a_damaged_object_of_the_events_is_a_finding_that_names_it(url: str, nam
     with sl.open(url) as log:
         audit = sl.bulk.verify(log)
         hot = log.hot.bounds()
-    (damage,) = audit.verification.damage
+    (damage,) = audit.damage
     assert str(path.relative_to(folder.parent)) in damage.message
-    assert (audit.first, audit.next) == (hot.first, hot.next)
-    assert audit.verification.examined["records"] == hot.next - hot.first
-    notes = [finding.message for finding in audit.verification.findings if finding.severity is Severity.NOTE]
+    assert audit.bounds == hot
+    assert audit.examined["records"] == hot.next - hot.first
+    notes = [finding.message for finding in audit.findings if finding.severity is Severity.NOTE]
     assert any("were not verified" in note for note in notes)
 
 
@@ -142,11 +142,10 @@ def test_a_damaged_object_of_the_events_is_a_finding_that_names_it(url: str, nam
 def test_the_command_names_a_damaged_object_of_the_events(url: str) -> None:
     path = min(events_of(url).glob("batches/*/*.batch"))
     path.write_bytes(path.read_bytes()[:-1])
-    for command in (["verify", url, "--deep"], ["segments", "verify", url]):
-        done = CliRunner().invoke(app, command)
-        assert done.exit_code == 1
-        assert path.name in done.output.replace("\n", "")
-        assert "DAMAGED" in done.output
+    done = CliRunner().invoke(app, ["verify", url])
+    assert done.exit_code == 1
+    assert path.name in done.output.replace("\n", "")
+    assert "DAMAGED" in done.output
 
 
 @pytest.mark.matrix
@@ -157,7 +156,7 @@ def test_the_command_finds_events_that_cannot_be_opened(url: str, change: str) -
         path.unlink()
     else:
         path.write_bytes(path.read_bytes().replace(b"version", b"wersion"))
-    done = CliRunner().invoke(app, ["segments", "verify", url])
+    done = CliRunner().invoke(app, ["verify", url])
     assert done.exit_code == 1
     assert "DAMAGED" in done.output
     assert "were not verified" in done.output.replace("\n", " ")
@@ -168,7 +167,7 @@ def test_events_that_are_gone_are_a_finding(url: str) -> None:
     shutil.rmtree(events_of(url).parent)
     with sl.open(url) as log:
         audit = sl.bulk.verify(log)
-    (damage,) = audit.verification.damage
+    (damage,) = audit.damage
     assert "no topic" in damage.message
 
 
@@ -178,10 +177,10 @@ def test_a_log_json_that_was_changed_since_the_log_was_opened_is_found(url: str)
     data = path.read_bytes()
     with sl.open(url) as log:
         path.write_bytes(data.replace(b"bytes:1", b"bytes:9"))
-        (damage,) = sl.bulk.verify(log).verification.damage
+        (damage,) = sl.bulk.verify(log).damage
         assert (damage.kind, damage.where) == (FindingKind.IDENTITY, "log.json")
         path.unlink()
-        (damage,) = sl.bulk.verify(log).verification.damage
+        (damage,) = sl.bulk.verify(log).damage
         assert "is missing" in damage.message
         path.write_bytes(data)
         log.hot.plan(log.hot.start(), Limit())

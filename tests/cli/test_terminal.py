@@ -126,7 +126,7 @@ def test_header_names_keys_and_values_are_printed_as_text(run, log):
 
 
 def test_a_path_with_control_characters_is_named_escaped(run, tmp_path):
-    done = run("wal", "verify", tmp_path / "a\x1b[2Jb")
+    done = run("verify", tmp_path / "a\x1b[2Jb")
     assert done.exit_code == 1
     assert RAW.search(done.output) is None
     assert r"a\x1b[2Jb" in done.stderr
@@ -134,7 +134,7 @@ def test_a_path_with_control_characters_is_named_escaped(run, tmp_path):
 
 @pytest.mark.matrix
 def test_a_traceback_is_escaped(tmp_path):
-    command = [sys.executable, "-m", "strandline.cli", "wal", "verify", str(tmp_path / "a\x1b[2Jb"), "--debug"]
+    command = [sys.executable, "-m", "strandline.cli", "verify", str(tmp_path / "a\x1b[2Jb"), "--debug"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "Traceback" in done.stderr

@@ -12,7 +12,6 @@ TARGET = "TARGET"
 
 WAL_COMMANDS = {
     "wal inspect": [],
-    "wal verify": [],
     "wal repair": [],
     "wal repair --dry-run": [],
     "wal repair --forget-slots": [],
@@ -54,7 +53,7 @@ KINDS = {
     things.object_log_over_wal: OBJECT,
 }
 MEANT = {
-    things.wal: "strandline wal verify",
+    things.wal: "strandline verify",
     things.object_log: "strandline verify",
     things.queue_v1: "--format queue-v1",
     things.node: "strandline node run",

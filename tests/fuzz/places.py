@@ -18,11 +18,11 @@ from uuid import UUID
 import pyarrow as pa
 
 import strandline as sl
+from strandline.bulk.verifying import verify as verify_log
 from strandline.compat.v1.log import open_queue
 from strandline.errors import StrandlineError
 from strandline.followers.stores.append_log import AppendLogStore
 from strandline.log.object.log import open_log
-from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.recover.verify import verify
 from strandline.model.cursor import Cursor
@@ -152,7 +152,7 @@ def _use_object_log(folder: Path) -> None:
 
 
 def _verify_object_log(folder: Path) -> None:
-    for _ in ObjectLogVerifier(open_log(f"file://{folder}")).findings():
+    for _ in verify_log(open_log(f"file://{folder}")).findings:
         pass
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import strandline as sl
 from strandline.bulk import ingesting
+from strandline.bulk.verifying import verify as verify_log
 from strandline.errors import (
     CursorExpired,
     Diverged,
@@ -29,7 +30,6 @@ from strandline.log.contract import Receipt
 from strandline.log.memory import MemoryLog
 from strandline.log.object.head.edits import SPILL_AT
 from strandline.log.object.log import open_log
-from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.recover.rewind import rewind
 from strandline.log.writers.numbered import MAX_SOURCES, MAX_WRITERS
@@ -342,7 +342,7 @@ def test_a_log_with_ingested_records_is_found_whole(tmp_path):
         append(source, changes(1, number), number=number)
         append(object_log, changes(3), writer=8, number=number - 70)
         sl.ingest(source, object_log)
-    assert not list(ObjectLogVerifier(object_log).findings())
+    assert not verify_log(object_log).findings
 
 
 @pytest.mark.parametrize("kind", ["memory", "wal", "object", pytest.param("remote", marks=pytest.mark.matrix)])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from strandline.bulk.verifying import verify as verify_log
 from strandline.log.object.head.edits import (
     BatchListing,
     apply_spills,
@@ -20,7 +21,6 @@ from strandline.log.object.head.edits import (
     set_back,
 )
 from strandline.log.object.log import ObjectLog, open_log
-from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.slots.rules import has_expired, is_idle, is_suspect, seen, suspect
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.head import Head, WriterId
@@ -197,7 +197,7 @@ def test_after_a_producer_with_a_wrong_clock_age_and_seeking_are_right_from_the_
     world.append(world.log, 3)
     assert world.log.position_of(world.time() - timedelta(minutes=30)) == 200
     assert world.log.position_of(world.time() - timedelta(minutes=65)) <= 100
-    assert list(ObjectLogVerifier(world.log).findings()) == []
+    assert verify_log(world.log).findings == []
     world.pass_by(7 * 86400 - 60)
     assert world.log.trim().floor == 200
     world.pass_by(61)

@@ -27,7 +27,7 @@ CLASSES = (ObjectLog, WalLog, WalReader, TieredLog, sl.node.Primary, sl.node.Rep
 INTERNAL = {
     *("add_value", "ahead", "append_copy", "check_value", "failed", "newest", "term", "view", "wait_past"),  # of a WAL
     *("trimmer", "manifest", "new_cell"),  # of a queue of version 1
-    *("copies", "hot", "pieces", "segment_events", "unchecked_events"),  # of a log with a cold tier
+    *("copies", "hot", "pieces", "unchecked_cold_tier"),  # of a log with a cold tier
     *("head", "name", "open", "security", "url"),
 }
 """Public names that only the package itself uses, and constructors."""

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from strandline.bulk.verifying import verify as verify_log
 from strandline.errors import AlreadyExists, InvalidInput, NotALog, NotFound
 from strandline.log.object import ObjectLog
-from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
 from strandline.model.retention import Consumed, MaxBytes
@@ -104,7 +104,7 @@ def test_opening_gives_the_cold_tier_of_a_log_in_objects(tmp_path: Path) -> None
     log.slots.create("billing", 1)
     with sl.open(place) as again:
         assert values(again) == [b"a", b"b"]
-        slots = [found for found in ObjectLogVerifier(again.hot).findings() if found.kind == "slot"]
+        slots = [found for found in verify_log(again.hot).findings if found.kind == "slot"]
         assert slots == []
     log.close()
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
-    from strandline.bulk.audit import LogAudit as LogAudit
     from strandline.bulk.exporting import ExportManifest as ExportManifest
     from strandline.bulk.exporting import export as export
     from strandline.bulk.ingesting import ingest as ingest
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from strandline.bulk.loading import load as load
     from strandline.bulk.snapshot_building import build_snapshot as build_snapshot
     from strandline.bulk.verifying import verify as verify
+    from strandline.log.findings import Verification as Verification
     from strandline.storage.task_pool import TaskPool as TaskPool
     from strandline.storage.task_pool import ThreadPool as ThreadPool
 

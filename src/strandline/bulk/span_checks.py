@@ -7,20 +7,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.errors import CorruptData, CursorExpired, NotFound
 from strandline.log.findings import FindingKind
+from strandline.log.object.log import ObjectSpan
 from strandline.log.read.erased_records import same_unless_erased
 from strandline.log.read.planning import SpanOfBatches
 from strandline.log.read.reading import fetch_in_order
 from strandline.log.read.span_tasks import AHEAD
 from strandline.model.cursor import Span
 from strandline.model.records import READ_SCHEMA, Op
-from strandline.tier.copy.segment_files import ColdSpan, forget_tails
+from strandline.tier.copy.segment_files import ColdSpan, SegmentSpan, forget_tails, segment_path
 from strandline.tier.read.segment_check import check_between_columns, read_whole_group
 
-HOT: Final = "hot"
-COLD: Final = "cold"
 _SHOWN: Final = 40
 """Bytes of a value that are shown."""
 
@@ -29,11 +29,12 @@ _SHOWN: Final = 40
 class Problem:
     """A problem of the offsets ``first`` up to ``next``. It may vanish once the records are located again."""
 
-    tier: str
     kind: FindingKind
     first: int
     next: int
     message: str
+    where: str | None = None
+    """The object that has it, if it is one object."""
     is_read: bool = False
     """Whether the records were read all the same: only their copies are missing, or differ."""
     is_missing: bool = False
@@ -98,31 +99,55 @@ class _CheckedSpan:
 
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
         first, end = self.span.first, self.span.next
-        tier = tier_of(self.span)
-        kind = FindingKind.SEGMENT if tier == COLD else FindingKind.BATCH
+        where = object_of(self.span)
+        kind = FindingKind.SEGMENT if is_cold(self.span) else FindingKind.BATCH
         try:
             batches = [batch for batch in self._read(columns) if batch.num_rows]
             for batch in batches:
                 batch.validate(full=True)
+            _check_times(self.span, batches)
         except CursorExpired as error:
-            self.problem = Problem(tier, FindingKind.TRIM, first, end, str(error))
+            self.problem = Problem(FindingKind.TRIM, first, end, str(error), where)
         except (CorruptData, NotFound, pa.ArrowException) as error:
             what = f"Offsets {first} to {end - 1} cannot be read: {error}"
-            self.problem = Problem(tier, kind, first, end, what, is_missing=isinstance(error, NotFound))
+            self.problem = Problem(kind, first, end, what, where, is_missing=isinstance(error, NotFound))
         else:
             given = [batch.column("offset") for batch in batches]
             if given and pa.concat_arrays(given).equals(_offsets(self.span, sum(map(len, given)))):
                 return batches
             what = f"The span of offsets {first} to {end - 1} has other records."
-            self.problem = Problem(tier, FindingKind.CONTINUITY, first, end, what)
+            self.problem = Problem(FindingKind.CONTINUITY, first, end, what, where)
         return []
 
     def _read(self, columns: Sequence[str] | None) -> list[pa.RecordBatch]:
-        if not isinstance(self.span, ColdSpan):
-            return self.span.fetch(columns)
-        if self.is_first:
-            check_between_columns(self.span)
-        return read_whole_group(self.span)
+        match self.span:
+            case ColdSpan():
+                if self.is_first:
+                    check_between_columns(self.span)
+                return read_whole_group(self.span)
+            case SegmentSpan():
+                parts = self.span.parts()
+                check_between_columns(parts[0])
+                return [batch for part in parts for batch in read_whole_group(part)]
+            case _:
+                return self.span.fetch(columns)
+
+
+def _check_times(span: Span, batches: Sequence[pa.RecordBatch]) -> None:
+    """``CorruptData`` unless the records of a whole batch object have the times with which it is listed."""
+    if (
+        not batches
+        or not isinstance(span, ObjectSpan)
+        or (span.first, span.next) != (span.entry.first, span.entry.next)
+    ):
+        return
+    times = [pc.min_max(batch["timestamp"].cast(pa.int64())) for batch in batches]
+    found = min(pair["min"].as_py() for pair in times), max(pair["max"].as_py() for pair in times)
+    if found != (span.entry.oldest, span.entry.newest):
+        raise CorruptData(
+            f"{span.store.url}/{span.entry.location} is wrong: it holds records of the times {found}, and is listed "
+            f"with {(span.entry.oldest, span.entry.newest)}. Restore the object."
+        )
 
 
 def _marked(spans: Iterable[Span]) -> Iterator[_CheckedSpan]:
@@ -166,9 +191,22 @@ class _CheckedSpans:
         return next(self._tables, None)
 
 
-def tier_of(span: Span) -> str:
-    """The tier that a span reads."""
-    return COLD if isinstance(span, ColdSpan) else HOT
+def is_cold(span: Span) -> bool:
+    """Whether a span reads a segment."""
+    return isinstance(span, ColdSpan | SegmentSpan)
+
+
+def object_of(span: Span) -> str | None:
+    """The object that a span reads; None if that is not one object of a store."""
+    match span:
+        case ObjectSpan():
+            return span.entry.location
+        case ColdSpan():
+            return span.path
+        case SegmentSpan():
+            return segment_path(span.segment.segment, span.segment.start)
+        case _:
+            return None
 
 
 def _offsets_of(rows: pa.Table) -> tuple[int, int]:
@@ -200,7 +238,7 @@ def _differences(ours: pa.Table, theirs: pa.Table) -> list[Problem]:
         f"At offset {first} the tiers differ in {', '.join(columns)}: the log has {_shown(here)}, its segment has "
         f"{_shown(there)}. Restore the object that was changed."
     )
-    return [Problem(COLD, FindingKind.DIFFERENCE, first, first + high - low, message, is_read=True)]
+    return [Problem(FindingKind.DIFFERENCE, first, first + high - low, message, is_read=True)]
 
 
 def _bisected(count: int, is_equal: Any) -> int:
@@ -247,4 +285,4 @@ def objects_within(spans: Sequence[Span], first: int, end: int) -> list[tuple[An
 
 def _identity(span: Any) -> tuple[Any, ...]:
     """The object that a span reads, without the bounds of the span."""
-    return (tier_of(span), *(getattr(span, name, None) for name in ("entry", "frame", "path", "group", "urls")))
+    return (is_cold(span), *(getattr(span, name, None) for name in ("entry", "frame", "path", "group", "urls")))

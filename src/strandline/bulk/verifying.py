@@ -1,15 +1,15 @@
-"""Verification of a whole log in parallel: every record read, both tiers compared, tables compared with the log."""
+"""Verification of a whole log: its structure, every record in both tiers, and what follows it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Final
 
-from strandline.bulk.audit import AuditRow, LogAudit
-from strandline.bulk.span_checks import COLD, HOT, CheckTask, Problem, objects_within
+from strandline.bulk.span_checks import CheckTask, Problem, objects_within
 from strandline.bulk.store_check import compared_store
-from strandline.errors import CorruptData, CursorExpired, Diverged, NotFound, NotReady
+from strandline.errors import CorruptData, CursorExpired, Diverged, NotALog, NotFound, NotReady
 from strandline.log.addressed import log_at
 from strandline.log.contract import READING, Log, LogReading, require
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
@@ -17,28 +17,27 @@ from strandline.log.object.log import ObjectLog
 from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.read.planning import pack
 from strandline.log.read.span_tasks import MOVES, spans_between
+from strandline.log.topic.logs import LogTopic
+from strandline.log.wal.read.reading import WalReading
+from strandline.log.wal.recover.verify import data_bytes
+from strandline.log.wal.recover.verify import verify as verify_wal
 from strandline.model.addresses import Address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Bounds, Cursor, Limit, Span, Start
 from strandline.model.retention import SlotState
+from strandline.model.segments import TopicPartition
 from strandline.model.sink import Store
 from strandline.storage.task_pool import TaskPool, ThreadPool
 from strandline.tables.maintain.contract import MaintainedTable
-from strandline.tables.maintain.operations import TableCheck
 from strandline.tables.maintain.operations import verify as verify_table
+from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.read.tiered_log import TieredLog, hot_tier
-from strandline.tier.verify import (
-    EVENTS_LOST,
-    HotLog,
-    check_events,
-    check_known,
-    look_at,
-    unreadable_events,
-    unverified,
-)
+from strandline.tier.verify import HotLog, check_tier
 
 _PLANNED: Final = 4096
 """Most batches of one plan."""
+_STRETCH: Final = 1 << 16
+"""Most batches whose spans are held at once."""
 
 
 @checked
@@ -52,30 +51,28 @@ def verify(
     upto: int | None = None,
     quick: bool = False,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> LogAudit:
-    """Read every record from ``since`` up to ``upto`` or the end, and report everything that is wrong. Changes nothing.
+) -> Verification:
+    """Check a log's structure and read every record; reports everything that is wrong. Changes nothing.
 
-    Each offset must be given once and in order, and each batch with its checksum. Records that are in both tiers are
-    compared. Each of ``tables`` and ``stores`` is compared with the log at its own cursor, a store in this process. An
-    object log's listing, slots and unneeded objects are checked, too, and the events of a cold tier.
-    ``pool`` runs the tasks: threads of this process, or ``sl.spark.executors(spark)``.
-    ``quick`` reads no records: only the listing is checked. ``on_progress`` gets the records verified so far, and all.
+    Each offset must be given once and in order from ``since`` up to ``upto`` or the end, each batch with its checksums.
+    Records that are in both tiers are compared, and every byte of a segment is read. Each of ``tables`` and ``stores``
+    is compared with the log at its own cursor, a store in this process. The structure is checked as a whole: the
+    listing, slots and unneeded objects of an object log; files, frames, indexes and slots of a write-ahead log, whose
+    every byte is read; events and objects of a cold tier. ``pool`` runs the tasks: threads of this process, or
+    ``sl.spark.executors(spark)``. ``quick`` reads no records: each object must be there, with its size.
+    ``on_progress`` gets the records verified so far and all, or first the bytes of a write-ahead log.
 
     The log may be used meanwhile: records that move to the cold tier are located again, and trimmed ones are a note.
     """
     with log_at(log) as source:
         require(source, "verified", *READING)
-        job = _Job(source, pool or ThreadPool(), on_progress)
-        if not job.check_listing():
-            return LogAudit(0, 0, job.found, ())
-        job.check_events()
-        bounds = job.verified_range(since, upto)
-        job.check_slots(job.log.bounds())
-        job.check_segments(quick=quick)
-        job.check(bounds, quick=quick)
-        checks = tuple(job.checked_tables(tables))
+        job = _Job(source, pool or ThreadPool(), on_progress, quick)
+        if job.check_structure():
+            job.check_cold_tier()
+            job.check_records(since, upto)
+        job.check_tables(tables)
         job.check_stores(stores)
-        return LogAudit(bounds.first, bounds.next, job.found, tuple(job.rows(bounds)), checks)
+        return job.found
 
 
 @dataclass(slots=True)
@@ -85,97 +82,129 @@ class _Job:
     log: Any
     pool: TaskPool
     on_progress: Callable[[int, int], None]
+    quick: bool
     found: Verification = field(init=False)
-    table_rows: list[AuditRow] = field(default_factory=list)
-    damage: dict[str, list[tuple[int, int]]] = field(default_factory=lambda: {HOT: [], COLD: []})
+    cold_start: int | None = None
+    """The first offset of all segments, also of those below a hole."""
     done: int = 0
     total: int = 0
 
     def __post_init__(self) -> None:
-        self.found = Verification(getattr(self.log, "url", repr(self.log)))
+        self.found = Verification(getattr(self.log, "url", repr(self.log)), log_id=getattr(self.log, "log_id", None))
 
     @property
     def hot(self) -> Any:
         return hot_tier(self.log)
 
-    def check_listing(self) -> bool:
-        """Check the listing of an object log; False if it cannot be read at all."""
-        if isinstance(self.hot, ObjectLog):
-            listing = ObjectLogVerifier(self.hot, quick=True).run()
-            self.found.examined["slots"] = listing.examined["slots"]
+    @property
+    def is_wal(self) -> bool:
+        """Whether the check of the structure has read the hot tier's records already."""
+        return isinstance(self.hot, WalReading) and not self.quick
+
+    def check_structure(self) -> bool:
+        """Check the hot tier's own files or objects, and its slots; False if nothing else can be read."""
+        hot = self.hot
+        self.found.examined.update(batches=0, records=0, bytes=0, compared=0, slots=0)
+        if isinstance(hot, ObjectLog):
+            listing = ObjectLogVerifier(hot)
             # Batches are read below, and one that moved since is no damage.
-            self.found.take(one for one in listing.findings if one.kind is not FindingKind.BATCH)
+            self.found.take(one for one in listing.findings() if self.quick or one.kind is not FindingKind.BATCH)
+            self.found.examined.update({name: listing.examined[name] for name in ("slots", "chunks", "trims")})
             return all(finding.kind is not FindingKind.HEAD for finding in self.found.damage)
+        if self.is_wal:
+            total = data_bytes(hot.folder, disk=hot.disk)
+            read = 0
+
+            def progressed(more: int) -> None:
+                nonlocal read
+                read += more
+                self.on_progress(read, total)
+
+            files = verify_wal(hot.folder, disk=hot.disk, clock=hot.clock, on_progress=progressed)
+            self.found.take(files.findings)
+            self.found.examined.update(files.examined)
+            self.found.bounds = files.bounds
+            return True
+        bounds, slots = hot.bounds(), _slots_of(self.log)
+        self.found.examined["slots"] = len(slots)
+        first = 0 if isinstance(self.log, TieredLog) else bounds.first
+        for state in slots:
+            if state.pins and not first <= state.position <= bounds.next:
+                what = f"Slot {state.name!r} is at {state.position}, outside of offsets {first} to {bounds.next}."
+                self._damaged(FindingKind.SLOT, what, state.name)
         return True
 
-    def check_events(self) -> None:
-        """Check the log of a cold tier's events; if it is damaged, the log is verified without its cold tier."""
-        if not isinstance(self.log, TieredLog):
-            return
-        before = self.found.count(Severity.DAMAGE)
-        try:
-            self.found.take(check_events(self.log.unchecked_events(), self.log.log_id))
-            if self.found.count(Severity.DAMAGE) > before:
-                self.found.take([unverified(self.found.subject)])
-        except EVENTS_LOST as error:
-            self.found.take(unreadable_events(self.found.subject, error))
-        if self.found.count(Severity.DAMAGE) > before:
-            self.log = self.hot
-
-    def verified_range(self, since: Start, upto: int | None) -> Bounds:
-        """The offsets to verify: those of the log itself, if its cold tier cannot be read, which is damage."""
-        try:
-            return Bounds(self.log.position_of(since), self.log.bounds().next if upto is None else upto)
-        except (CorruptData, NotFound) as error:
-            if not isinstance(self.log, TieredLog):
-                raise
-            hot = self.hot.bounds()
-            self._damaged(Problem(COLD, FindingKind.SEGMENT, 0, hot.first, str(error)))
-            self.log = self.hot
-        return Bounds(self.log.position_of(since), hot.next if upto is None else upto)
-
-    def check_slots(self, bounds: Bounds) -> None:
-        """Check the slots of a log whose listing does not hold them."""
-        if isinstance(self.hot, ObjectLog):
-            return
-        slots = _slots_of(self.log)
-        self.found.examined["slots"] = len(slots)
-        for state in slots:
-            if state.pins and not bounds.first <= state.position <= self.log.bounds().next:
-                what = (
-                    f"Slot {state.name!r} is at {state.position}, outside of offsets {bounds.first} to {bounds.next}."
-                )
-                self.found.take([Finding(Severity.DAMAGE, FindingKind.SLOT, state.name, what)])
-
-    def check_segments(self, *, quick: bool) -> None:
-        """Check the events of a cold tier; holes are found by reading, if that follows."""
+    def check_cold_tier(self) -> None:
+        """Check the events and the segments of a cold tier; if it is damaged as a whole, only the hot one is read."""
         hot = self.hot
         if not isinstance(self.log, TieredLog) or not isinstance(hot, HotLog):
             return
         try:
-            seen = look_at(hot, *self.log.segment_events())
+            cold, reader = self.log.unchecked_cold_tier()
+            damage = list(_damage_of_events(reader.registry, self.log.log_id))
+        except (CorruptData, NotFound, NotALog) as error:
+            self._without_cold_tier([Finding(Severity.DAMAGE, FindingKind.SEGMENT, self.found.subject, str(error))])
+            return
+        if damage:
+            self._without_cold_tier(damage)
+            return
+        try:
+            seen = check_tier(hot, cold, reader, quick=self.quick)
         except (Diverged, CorruptData, NotFound) as error:
             kind = FindingKind.HISTORY if isinstance(error, Diverged) else FindingKind.SEGMENT
             if all(one.message != str(error) for one in self.found.findings):  # a damaged slot was found above
-                self.found.take([Finding(Severity.DAMAGE, kind, self.found.subject, str(error))])
-            return
-        self.found.take(one for one in check_known(seen) if quick or one.kind is not FindingKind.HOLE)
+                self._damaged(kind, str(error))
+        else:
+            self.found.take(seen.findings)
+            self.found.examined.update(seen.examined)
+            self.cold_start = seen.bounds.first
 
-    # --- records ------------------------------------------------------------------------------------------------
+    def _without_cold_tier(self, damage: Sequence[Finding]) -> None:
+        """Report damaged events, and verify only the hot tier."""
+        what = (
+            f"The segments of {self.found.subject} were not verified: their events are damaged. Verify again when they "
+            "are restored."
+        )
+        self.found.take([*damage, Finding(Severity.NOTE, FindingKind.SEGMENT, self.found.subject, what)])
+        self.log = self.hot
 
-    def check(self, bounds: Bounds, *, quick: bool) -> None:
+    def check_records(self, since: Start, upto: int | None) -> None:
         """Read the range. Records with a problem are located and read again, because they may have moved."""
-        spans = list(self._planned(bounds.first, bounds.next))
-        self.total = sum(span.next - span.first for span in spans)
-        self.found.examined.update(batches=len(spans), bytes=sum(span.size for span in spans), records=0, compared=0)
-        if quick:
-            self.found.examined["records"] = self.total
-            return
-        tasks = [self._task(group) for group in _contiguous(spans, self.pool.count)]
-        for left in reversed(range(MOVES)):
-            tasks = list(self._run_tasks(tasks, is_last=not left))
-            if not tasks:
-                break
+        if self.is_wal and not isinstance(self.log, TieredLog):
+            return  # they were read with their files
+        self.found.bounds = self._range(since, upto)
+        first, end = self.found.bounds.first, self.found.bounds.next
+        if self.is_wal:
+            copies, hot = self._copies(first, end), self.hot.bounds()
+            end = max(copies[-1].next if copies else hot.first, first)  # the rest was read with its files
+            self.found.examined["records"] = hot.next - max(hot.first, end)
+        self.total = end - first
+        planned = self._planned(first, end)
+        while spans := list(islice(planned, _STRETCH)):
+            self.found.examined.update(batches=len(spans), bytes=sum(span.size for span in spans))
+            if self.quick:
+                self.found.examined["records"] += sum(span.next - span.first for span in spans)
+                continue
+            tasks = [self._task(group) for group in _contiguous(spans, self.pool.count)]
+            for left in reversed(range(MOVES)):
+                tasks = list(self._run_tasks(tasks, is_last=not left))
+                if not tasks:
+                    break
+
+    def _range(self, since: Start, upto: int | None) -> Bounds:
+        """The offsets to verify: those of the log itself, if its cold tier cannot be read, which is damage."""
+        try:
+            first = self.log.position_of(since)
+            if since == "retained" and self.cold_start is not None:
+                first = min(first, self.cold_start)
+            return Bounds(first, self.log.bounds().next if upto is None else upto)
+        except (CorruptData, NotFound, Diverged) as error:
+            if not isinstance(self.log, TieredLog):
+                raise
+            if self.found.is_clean:
+                self._damaged(FindingKind.SEGMENT, str(error))
+            self.log = self.hot
+        return Bounds(self.log.position_of(since), self.log.bounds().next if upto is None else upto)
 
     def _task(self, spans: Sequence[Span]) -> CheckTask:
         first, end = spans[0].first, spans[-1].next
@@ -189,7 +218,8 @@ class _Job:
             return self.log.copies(first, end)
         except (CorruptData, NotFound, Diverged) as error:
             kind = FindingKind.HISTORY if isinstance(error, Diverged) else FindingKind.SEGMENT
-            self._damaged(Problem(COLD, kind, first, end, str(error)))
+            if all(one.message != str(error) for one in self.found.findings):
+                self._damaged(kind, str(error), offsets=(first, end))
             return ()
 
     def _run_tasks(self, tasks: Sequence[CheckTask], *, is_last: bool) -> Iterator[CheckTask]:
@@ -212,14 +242,14 @@ class _Job:
             self._trimmed(first, end)
             return
         except (NotReady, CorruptData, NotFound):
-            self._damaged(problem)
+            self._report(problem)
             return
         now = CheckTask(first, end, spans, tuple(self._copies(first, end)))
         if is_last or (objects_within(task.spans, first, end), objects_within(task.copies, first, end)) == (
             objects_within(now.spans, first, end),
             objects_within(now.copies, first, end),
         ):
-            self._damaged(self._read_here(now, problem))
+            self._report(self._read_here(now, problem))
         else:
             self.done -= end - first
             if problem.is_read:  # and is counted again
@@ -244,11 +274,18 @@ class _Job:
 
     def _trimmed(self, first: int, end: int) -> None:
         what = f"Offsets {first} to {end - 1} were trimmed."
-        self.found.take([Finding(Severity.NOTE, FindingKind.TRIM, self.found.subject, what)])
+        self.found.take([Finding(Severity.NOTE, FindingKind.TRIM, self.found.subject, what, offsets=(first, end))])
 
-    def _damaged(self, problem: Problem) -> None:
-        self.damage[problem.tier].append((problem.first, problem.next))
-        self.found.take([Finding(Severity.DAMAGE, problem.kind, self.found.subject, problem.message)])
+    def _report(self, problem: Problem) -> None:
+        """Report damage of records."""
+        if all((one.where, one.kind) != (problem.where, problem.kind) for one in self.found.damage):  # by its structure
+            self._damaged(problem.kind, problem.message, problem.where, (problem.first, problem.next))
+
+    def _damaged(
+        self, kind: FindingKind, what: str, where: str | None = None, offsets: tuple[int, int] | None = None
+    ) -> None:
+        place = self.found.subject if where is None else where
+        self.found.take([Finding(Severity.DAMAGE, kind, place, what, offsets=offsets)])
 
     def _planned(self, first: int, end: int) -> Iterator[Span]:
         """The spans of a range; what cannot be planned is damage, and the spans behind it follow."""
@@ -258,7 +295,8 @@ class _Job:
             for span in spans:
                 if span.first != at:
                     what = f"{self.found.subject} continues with offset {span.first}, where {at} was expected."
-                    self._damaged(Problem(HOT, FindingKind.HOLE, min(at, span.first), max(at, span.first), what))
+                    offsets = min(at, span.first), max(at, span.first)
+                    self._damaged(FindingKind.HOLE, what, offsets=offsets)
                 at = span.next
                 yield span
             if not spans:
@@ -288,17 +326,16 @@ class _Job:
             low, high = (low, middle) if self._plan(middle, end) else (middle, high)
         try:
             self.log.plan(Cursor(self.log.log_id, at), Limit(batches=1, upto=high))
-            why = "the log does not give them."
+            why = f"{self.found.subject} does not give them."
         except (CorruptData, NotFound, CursorExpired) as error:
             why = str(error)
-        hot = self.hot.bounds()
-        tier = HOT if hot.first <= at else COLD
-        self._damaged(Problem(tier, FindingKind.HOLE, at, high, f"Offsets {at} to {high - 1} are missing: {why}"))
+        if all((one.kind, one.offsets) != (FindingKind.HOLE, (at, high)) for one in self.found.damage):
+            self._damaged(FindingKind.HOLE, f"Offsets {at} to {high - 1} are missing: {why}", offsets=(at, high))
         return high
 
-    # --- tables and rows ----------------------------------------------------------------------------------------
+    # --- tables and stores --------------------------------------------------------------------------------------
 
-    def checked_tables(self, tables: Sequence[MaintainedTable]) -> Iterator[tuple[str, TableCheck]]:
+    def check_tables(self, tables: Sequence[MaintainedTable]) -> None:
         """Compare each table with the log at its cursor."""
         for table in tables:
             try:
@@ -308,11 +345,8 @@ class _Job:
                 self.found.take([Finding(Severity.NOTE, FindingKind.TABLE, table.where, what)])
                 continue
             except (Diverged, CorruptData) as error:
-                self.found.take([Finding(Severity.DAMAGE, FindingKind.TABLE, table.where, str(error))])
-                self.table_rows.append(AuditRow(table.where, 0, 0, ((0, 0),)))
+                self._damaged(FindingKind.TABLE, str(error), table.where)
                 continue
-            held = (table.start(), check.cursor.next)
-            self.table_rows.append(AuditRow(table.where, *held, () if check.is_clean else (held,)))
             self.found.examined["rows"] += check.rows
             if not check.is_clean:
                 what = (
@@ -320,8 +354,7 @@ class _Job:
                     f"missing, {check.extra:,} are too many. {'; '.join(check.first[:3])}. Build the table again "
                     "('strandline table rebuild')."
                 )
-                self.found.take([Finding(Severity.DAMAGE, FindingKind.TABLE, table.where, what)])
-            yield table.where, check
+                self._damaged(FindingKind.TABLE, what, table.where, (table.start(), check.cursor.next))
 
     def check_stores(self, stores: Sequence[Store]) -> None:
         """Compare each store with the log at its cursor."""
@@ -332,27 +365,22 @@ class _Job:
                 what = f"{store!r} cannot be compared, since the log no longer has its first records: {error}"
                 self.found.take([Finding(Severity.NOTE, FindingKind.STORE, repr(store), what)])
                 continue
-            wrong = found.differences
-            held = (0, found.next)
-            self.table_rows.append(AuditRow(repr(store), *held, (held,) if wrong else ()))
             self.found.examined["keys"] += found.keys
-            if wrong:
+            if found.differences:
                 what = (
-                    f"{store!r} differs from the log at offset {found.next} in {wrong:,} keys: "
+                    f"{store!r} differs from the log at offset {found.next} in {found.differences:,} keys: "
                     f"{'; '.join(found.first)}. Bootstrap the store again."
                 )
-                self.found.take([Finding(Severity.DAMAGE, FindingKind.STORE, repr(store), what)])
+                self._damaged(FindingKind.STORE, what, repr(store), (0, found.next))
 
-    def rows(self, bounds: Bounds) -> Iterator[AuditRow]:
-        """A row for each tier and each table."""
-        hot = self.hot.bounds()
-        held = (max(bounds.first, hot.first), max(bounds.next, hot.first))
-        yield AuditRow(HOT, *held, _joined(self.damage[HOT]))
-        if isinstance(self.log, TieredLog):
-            copies = self._copies(hot.first, bounds.next)
-            reached = copies[-1].next if copies else hot.first
-            yield AuditRow(COLD, bounds.first, max(bounds.first, reached), _joined(self.damage[COLD]))
-        yield from self.table_rows
+
+def _damage_of_events(manager: MetadataManager, log_id: Any) -> Iterator[Finding]:
+    """Damage of the log of a cold tier's events. A topic on Kafka is not checked."""
+    topic, number = manager.events, manager.metadata_partition(TopicPartition("", log_id, 0))
+    log = topic.logs[number] if isinstance(topic, LogTopic) else None
+    if isinstance(log, ObjectLog):
+        for found in verify(log).damage:
+            yield replace(found, where=f"{log.url}/{found.where.removeprefix(log.url).lstrip('/')}")
 
 
 def _contiguous(spans: Sequence[Span], cores: int) -> Iterator[list[Span]]:
@@ -365,21 +393,6 @@ def _contiguous(spans: Sequence[Span], cores: int) -> Iterator[list[Span]]:
                 piece = []
             piece.append(span)
         yield piece
-
-
-def _joined(ranges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Ranges in order, those that touch as one.
-
-    >>> _joined([(5, 7), (0, 2), (2, 3)])
-    ((0, 3), (5, 7))
-    """
-    found: list[tuple[int, int]] = []
-    for first, end in sorted(ranges):
-        if found and found[-1][1] >= first:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((first, end))
-    return tuple(found)
 
 
 def _slots_of(log: Any) -> Sequence[SlotState]:

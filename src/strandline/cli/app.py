@@ -57,7 +57,7 @@ COMMANDS: Final = {
     ),
     "verify": (
         "strandline.cli.logs.verify:verify",
-        "Verify a log: each offset in one batch, each batch there and intact, slots in bounds, and nothing left over.",
+        "Verify a log: each offset once and in order, each record intact, slots in bounds, and nothing left over.",
     ),
     "promote": (
         "strandline.cli.node.admin:promote",
@@ -101,12 +101,12 @@ COMMANDS: Final = {
     "tier": ("strandline.cli.cold.tier:tier", "Give a log a cold tier, and copy what is old into it."),
     "segments": (
         "strandline.cli.cold.segments:segments",
-        "List, draw and verify the segments of a cold tier.",
+        "List and draw the segments of a cold tier.",
     ),
     "spark": ("strandline.cli.spark:spark", "Run a bulk command on Spark's executors."),
     "wal": (
         "strandline.cli.logs.wal:wal",
-        "Inspect, verify, repair, export and migrate a write-ahead log.",
+        "Inspect, repair, export and migrate a write-ahead log.",
     ),
     "node": (
         "strandline.cli.node:node",

@@ -1,4 +1,4 @@
-"""Findings of a verification, and its result: the same for an object log, a write-ahead log and a cold tier."""
+"""Findings of a verification, and its result: the same for every kind of log."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from uuid import UUID
+
+from strandline.model.cursor import Bounds
 
 
 class Severity(StrEnum):
@@ -66,6 +69,8 @@ class Finding:
     message: str
     byte: int | None = None
     """The byte in the file at which it begins, if it is about a position in a file."""
+    offsets: tuple[int, int] | None = None
+    """The offsets concerned, from the first one up to the second, if it is about records."""
 
 
 @dataclass(slots=True)
@@ -77,6 +82,10 @@ class Verification:
     examined: Counter[str] = field(default_factory=Counter)
     """How many batches, records, bytes and so on were examined."""
     most: int = 1000
+    log_id: UUID | None = None
+    """None if nothing that could be read names the log."""
+    bounds: Bounds = Bounds(0, 0)  # noqa: RUF009 - immutable
+    """The offsets that were verified."""
     findings: list[Finding] = field(default_factory=list)
     counts: Counter[tuple[Severity, FindingKind]] = field(default_factory=Counter)
 

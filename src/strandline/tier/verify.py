@@ -1,60 +1,31 @@
-"""Verification of a cold tier: every segment against its event, its checksums and the log."""
+"""The state of a cold tier by its events, and its verification: every segment against its event and the log."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
-from uuid import UUID
 
-import pyarrow as pa
-
-from strandline.errors import (
-    CorruptData,
-    Diverged,
-    Gap,
-    NotALog,
-    NotFound,
-    NotReady,
-    StrandlineError,
-    UnsupportedVersion,
-)
+from strandline.errors import CorruptData, Diverged, Gap, NotFound, NotReady, UnsupportedVersion
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.log import ObjectLog
-from strandline.log.object.maintain.verify import ObjectLogVerifier
-from strandline.log.topic.logs import LogTopic
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Bounds
 from strandline.model.retention import TIER_SLOT, SlotState
-from strandline.model.segments import (
-    ColdTier,
-    PartitionDelete,
-    SegmentId,
-    SegmentMetadata,
-    SegmentState,
-    TopicPartition,
-)
-from strandline.storage.objects.store import ObjectStore
-from strandline.storage.objects.urls import open_store
+from strandline.model.segments import ColdTier, PartitionDelete, SegmentId, SegmentMetadata, SegmentState
+from strandline.storage.objects.store import ObjectInfo, ObjectStore
+from strandline.storage.task_pool import ThreadPool
 from strandline.tier.copy.history import SegmentCut, is_same_record, plan_cuts, read_history
-from strandline.tier.copy.segment_files import (
-    SegmentObject,
-    forget_tails,
-    list_segments,
-    load_tail,
-    segment_path,
-)
+from strandline.tier.copy.segment_files import forget_tails, list_segments, load_tail, segment_path
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import log_address, partition_of
-from strandline.tier.read.segment_check import examine_segment
+from strandline.tier.read.cold_reader import ColdReader
 
-EVENTS_LOST: Final = (CorruptData, NotFound, NotALog)
-"""Errors of events that are damaged or gone."""
+_READERS: Final = 8
+"""Ends of segments that are read at once."""
 
 HotLog = ObjectLog | WalReader | WalLog
 
@@ -118,89 +89,45 @@ def look_at(log: HotLog, cold: ColdTier, manager: MetadataManager) -> TierView:
     )
 
 
-def check_events(manager: MetadataManager, log_id: UUID) -> Iterator[Finding]:
-    """Damage of the log of events, which ``look_at`` would wait for. A topic on Kafka is not checked."""
-    topic, number = manager.events, manager.metadata_partition(TopicPartition("", log_id, 0))
-    log = topic.logs[number] if isinstance(topic, LogTopic) else None
-    if isinstance(log, ObjectLog):
-        for found in ObjectLogVerifier(log).run().damage:
-            yield replace(found, where=f"{log.url}/{found.where}")
+def check_tier(log: HotLog, cold: ColdTier, reader: ColdReader, *, quick: bool) -> Verification:
+    """Check a log's cold tier by its events: segments contiguous, there, of their size and of the log's history.
 
-
-def verify_tier(
-    log: HotLog,
-    cold: ColdTier,
-    manager: MetadataManager,
-    *,
-    fast: bool,
-    workers: int,
-    meter: Callable[[int], AbstractContextManager[Callable[[int], None]]],
-) -> tuple[str, Verification]:
-    """Verify a log's cold tier; returns the log's URL and the result.
-
-    ``fast`` reads no records. ``meter`` gets the number of segments (``fast``) or bytes, and then the number done.
+    Of each segment only the end is read, which has the checksums of the rest. ``quick`` compares only the end of the
+    last segment with the log. The result's bounds are those of all segments, also below a hole.
     """
-    store, partition = open_store(cold.store), partition_of(cold)
-    found = Verification(cold.store, Counter(segments=0, records=0, bytes=0))
-    found.take(check_events(manager, cold.log_id))
-    if not found.is_clean:
-        found.take([unverified(cold.store)])
-        return log_address(log), found
+    store, manager, partition = reader.store, reader.registry, reader.partition
+    found = Verification(cold.store)
     # The objects before the events: a copy is published before its object is stored, so that an object without an
     # event was deleted, or stored late by a slow tierer.
-    listed = {found.info.path: found for found in list_segments(store, partition.topic_id, partition.partition)}
+    listed = {found.info.path: found.info for found in list_segments(store, partition.topic_id, partition.partition)}
     seen = look_at(log, cold, manager)
     found.take(check_known(seen))
     finished = [segment for segment in seen.segments if segment.state is SegmentState.COPY_FINISHED]
+    found.examined["segments"] = len(finished)
+    start = min((segment.start for segment in finished), default=seen.hot.first)
+    found.bounds = Bounds(start, seen.hot.next if seen.tiered is None else seen.tiered)
     forget_tails()  # cached tails prove nothing about the store
-
-    def judge(segment: SegmentMetadata) -> tuple[SegmentMetadata, str | None]:
-        return segment, examined(store, segment, listed.get(_path(segment)), fast=fast)
-
-    total = len(finished) if fast else sum(segment.size for segment in finished)
-    with meter(total) as advance, _pool(workers) as pool:
-        for segment, wrong in pool.map(judge, finished):
-            advance(1 if fast else segment.size)
-            found.examined["segments"] += 1
-            found.examined["records"] += segment.end - segment.start + 1
-            found.examined["bytes"] += segment.size
-            if wrong is not None and _is_finished(manager, segment):
-                found.take([Finding(Severity.DAMAGE, FindingKind.SEGMENT, _path(segment), wrong)])
-    found.take(_history(log, store, seen, finished, fast=fast))
+    checks = [partial(defect, store, segment, listed.get(_path(segment))) for segment in finished]
+    for number, wrong in sorted(ThreadPool(_READERS).run(checks, "segments")):
+        if wrong is not None and _is_finished(manager, finished[number]):
+            found.take([Finding(Severity.DAMAGE, FindingKind.SEGMENT, _path(finished[number]), wrong)])
+    found.take(_history(log, store, seen, finished, every=not quick))
     found.take(_orphans(store, listed.values(), seen))
-    return seen.url, found
+    return found
 
 
-def examined(store: ObjectStore, segment: SegmentMetadata, found: SegmentObject | None, *, fast: bool) -> str | None:
-    """The defect of a segment's object, or None."""
+def defect(store: ObjectStore, segment: SegmentMetadata, listed: ObjectInfo | None) -> str | None:
+    """What is wrong with the size or the end of a segment's object, or None."""
     try:
-        if found is not None and found.info.size != segment.size:
+        if listed is not None and listed.size != segment.size:
             return (
-                f"{store.url}/{_path(segment)} is damaged: it has {found.info.size} bytes, but {segment.size} by its "
+                f"{store.url}/{_path(segment)} is damaged: it has {listed.size} bytes, but {segment.size} by its "
                 "events. Restore the object."
             )
         load_tail(store, segment)
-        if not fast:
-            # The tail is sealed by the events, and has the checksum of everything before it.
-            examine_segment(store, _path(segment), segment.size)
     except (NotFound, CorruptData, UnsupportedVersion) as error:
         return str(error)
-    except pa.ArrowException as error:
-        return f"{store.url}/{_path(segment)} cannot be decoded ({error}): restore the object."
     return None
-
-
-def unreadable_events(where: str, error: StrandlineError) -> list[Finding]:
-    """Findings for events that cannot even be opened."""
-    return [Finding(Severity.DAMAGE, FindingKind.SEGMENT, where, str(error)), unverified(where)]
-
-
-def unverified(where: str) -> Finding:
-    """A note that damaged events hide the segments."""
-    message = (
-        f"The segments of {where} were not verified: their events are damaged. Verify again when they are restored."
-    )
-    return Finding(Severity.NOTE, FindingKind.SEGMENT, where, message)
 
 
 def _path(segment: SegmentMetadata) -> str:
@@ -218,9 +145,9 @@ def _is_finished(manager: MetadataManager, segment: SegmentMetadata) -> bool:
 
 
 def _history(
-    log: HotLog, store: ObjectStore, seen: TierView, segments: Sequence[SegmentMetadata], *, fast: bool
+    log: HotLog, store: ObjectStore, seen: TierView, segments: Sequence[SegmentMetadata], *, every: bool
 ) -> Iterator[Finding]:
-    """Divergence of segments from the log: by terms, and by batches and records that both have."""
+    """Divergence of segments from the log: by terms, and by the record at the end of the last or of ``every`` one."""
     kept = [segment for segment in segments if segment.segment not in seen.spare]
     if not kept:
         return
@@ -233,7 +160,7 @@ def _history(
     yield from map(_abandoned, cuts)
     parting = {cut.segment.segment for cut in cuts}
     shared = [segment for segment in kept if segment.end >= history.bounds.first and segment.segment not in parting]
-    for segment in shared[-1:] if fast else shared:
+    for segment in shared if every else shared[-1:]:
         try:
             same = is_same_record(log, store, segment, segment.end)
         except (NotFound, CorruptData, UnsupportedVersion):
@@ -273,27 +200,18 @@ def _differing(segment: SegmentMetadata) -> Finding:
     return Finding(Severity.DAMAGE, FindingKind.HISTORY, path, message)
 
 
-def _orphans(store: ObjectStore, listed: Iterable[SegmentObject], seen: TierView) -> Iterator[Finding]:
+def _orphans(store: ObjectStore, listed: Iterable[ObjectInfo], seen: TierView) -> Iterator[Finding]:
     known = {_path(segment) for segment in seen.segments}
     for found in listed:
-        if found.info.path in known:
+        if found.path in known:
             continue
         # A segment whose deletion finished after it was listed is gone by now.
-        if any(info.path == found.info.path for info in store.list(found.info.path)):
+        if any(info.path == found.path for info in store.list(found.path)):
             message = (
-                f"{found.info.path} ({found.info.size} bytes) has the name of a segment, but no event: a tierer "
-                "removes it when it is a day old."
+                f"{found.path} ({found.size} bytes) has the name of a segment, but no event: a tierer removes it when "
+                "it is a day old."
             )
-            yield Finding(Severity.WASTE, FindingKind.ORPHAN, found.info.path, message)
-
-
-@contextmanager
-def _pool(workers: int) -> Iterator[ThreadPoolExecutor]:
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="strandline-segments")
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C queued work is cancelled
+            yield Finding(Severity.WASTE, FindingKind.ORPHAN, found.path, message)
 
 
 # --- checks of the events ---------------------------------------------------------------------------------------
@@ -331,7 +249,7 @@ def _hole(where: str, first: int, end: int, why: str) -> Finding:
         f"There is a hole: offsets {first} to {end - 1} are lost, {why}. Restore their objects, or bootstrap "
         "consumers past them."
     )
-    return Finding(Severity.DAMAGE, FindingKind.HOLE, where, message)
+    return Finding(Severity.DAMAGE, FindingKind.HOLE, where, message, offsets=(first, end))
 
 
 def _slots(seen: TierView) -> Iterator[Finding]:

@@ -78,7 +78,7 @@ def test_a_plain_path_to_a_write_ahead_log_works_as_its_address(run, tmp_path):
     WalLog.open(tmp_path / "wal").close()
     assert run("produce", tmp_path / "wal", given="a\n").exit_code == 0
     assert run("tail", tmp_path / "wal").stdout.endswith("a\n")
-    assert "clean: 1 file read" in run("verify", tmp_path / "wal").stdout
+    assert "clean: 1 record read" in run("verify", tmp_path / "wal").stdout
 
 
 def test_a_write_ahead_log_is_read_beside_its_writer_and_changed_by_nobody_else(run, tmp_path):
@@ -117,7 +117,7 @@ def test_a_damaged_batch_of_a_node_s_log_is_found_and_the_others_are_read(run, t
         done = run("verify", primary.url)
         assert done.exit_code == 1, done.output
         assert "Offsets 1 to 1" in done.stdout
-        assert "3 batches read, each with its checksums" in done.stdout
+        assert "3 batches" in done.stdout
         assert "1 damaged" in done.stdout
         assert run("verify", primary.url, "--quick").exit_code == 0
 

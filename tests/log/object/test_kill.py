@@ -14,8 +14,8 @@ from typing import Any, Self
 import pytest
 
 import strandline as sl
+from strandline.bulk.verifying import verify as verify_log
 from strandline.log.findings import Severity
-from strandline.log.object.maintain.verify import ObjectLogVerifier
 from tests.log.object.programs import SOON, V1_GRACE, Job, read_notes, start, tell, values_of
 from tests.servers import S3Server
 
@@ -263,7 +263,7 @@ def kill_on_a_log(folder: Path, url: str, server: S3Server, *, kills: int, seed:
         log.slots.create(slot, 0)
 
     def look() -> None:
-        found = ObjectLogVerifier(log).findings()
+        found = verify_log(log).findings
         assert [str(finding) for finding in found if finding.severity is Severity.DAMAGE] == []
 
     story = kill_in_a_loop(Crew(folder, OWN, url=url, server=server), look, kills=kills, seed=seed)
@@ -271,7 +271,7 @@ def kill_on_a_log(folder: Path, url: str, server: S3Server, *, kills: int, seed:
     # Whatever the killed had left behind is waste, and the next trims find all of it.
     for _ in range(3):
         log.trim(grace=0, everything=True)
-    assert [str(finding) for finding in ObjectLogVerifier(log).findings()] == []
+    assert [str(finding) for finding in verify_log(log).findings] == []
     assert log.bounds().first == log.bounds().next > 0, "everything was consumed"
     assert [item.path for item in log.store.list("batches/")] == []
     return story

@@ -7,10 +7,10 @@ from uuid import UUID
 import pytest
 
 import strandline as sl
+from strandline.bulk.verifying import verify as verify_log
 from strandline.errors import InvalidInput, NotFound, Unsupported
 from strandline.log.findings import Severity
 from strandline.log.object.log import open_log
-from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.writers import numbered
 from strandline.log.writers.source import advancing, source_writer
 from strandline.model.records import record_batch
@@ -66,7 +66,7 @@ def test_a_forgotten_source_that_is_ingested_again_further_ahead_is_sound() -> N
 
 
 def noted(log: sl.log.ObjectLog) -> list[str]:
-    found = list(ObjectLogVerifier(log).findings())
+    found = verify_log(log).findings
     assert {finding.severity for finding in found} == {Severity.NOTE}
     return [finding.message for finding in found]
 

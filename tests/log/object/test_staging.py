@@ -10,11 +10,11 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
+from strandline.bulk.verifying import verify as verify_log
 from strandline.errors import ExpectationFailed, InvalidInput, NotFound, OutOfOrder, StrandlineError
 from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, open_log
 from strandline.log.object.head.edits import BatchListing
-from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.object.staging import FOLDER, KEPT_SECONDS, MOST_BATCHES, StagedAppend
 from strandline.log.writers.source import source_writer
 from strandline.model.head import WriterId
@@ -59,7 +59,7 @@ class Place:
         return append.commit([batch for value in values for batch in append.write([rows(value)])], upto=upto)
 
     def check(self) -> None:
-        assert list(ObjectLogVerifier(self.log).findings()) == []
+        assert verify_log(self.log).findings == []
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from strandline.bulk.verifying import verify as verify_log
 from strandline.errors import CursorExpired, Diverged
 from strandline.log.object.head import edits
 from strandline.log.object.log import open_log
 from strandline.log.object.maintain.slot_lag import slot_lags, trim_end
-from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.log.read.planning import PlanBuilder
 from strandline.log.slots.rules import check_position
 from strandline.log.slots.trimming import floor, outrun, retained_first, trim_floor
@@ -183,7 +183,7 @@ def test_an_object_log_is_trimmed_past_consumers_up_to_the_tierer_s_slot_and_the
     log.set_retention("consumed")
     log.trim(grace=0.0)
     assert log.bounds() == Bounds(20, 20)
-    assert not [found for found in ObjectLogVerifier(log).findings() if found.kind == "slot"]
+    assert not [found for found in verify_log(log).findings if found.kind == "slot"]
 
 
 def test_an_object_log_with_slots_below_its_beginning_and_none_of_a_tierer_is_not_trimmed(

@@ -82,7 +82,7 @@ class AskingEachTime(Asking):
         return self.pool.run([Asks(task, f"{self.job}-{self.times}") for task in tasks], title)
 
 found["export"] = sl.bulk.export(log, f"{folder}/export", pool=Asking("export"), part_bytes=1).upto
-found["verify"] = sl.bulk.verify(log, pool=Asking("verify")).verification.examined["records"]
+found["verify"] = sl.bulk.verify(log, pool=Asking("verify")).examined["records"]
 sink = sl.DeltaSink(f"{folder}/table", mode="append", transform=Asks(lambda rows: rows, "rebuild"))
 found["rebuild"] = sl.spark.rebuild(spark, log, sink, place="executors").next
 files = [f"{folder}/export/{part.path}" for part in sl.bulk.export(log, f"{folder}/export", part_bytes=1).parts]

@@ -77,7 +77,7 @@ def test_a_record_of_200_megabytes_is_exported_tiered_and_verified(
     log.trim(grace=0)
     with sl.open(log.url) as both:
         assert digests(pa.Table.from_batches(both.read())) == expected(value)
-    assert sl.bulk.verify(log, pool=pool).verification.examined["records"] >= 3
+    assert sl.bulk.verify(log, pool=pool).examined["records"] >= 3
     rows = spark.read.format("strandline").load(log.url).selectExpr("length(value) AS size").collect()
     assert sorted(row["size"] for row in rows) == [5, 5, SIZE]
 

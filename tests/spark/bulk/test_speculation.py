@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
+from strandline.bulk.verifying import verify as verify_log
 from strandline.log.object import ObjectLog
-from strandline.log.object.maintain.verify import ObjectLogVerifier
 from tests.bulk.test_export import exported
 from tests.bulk.test_snapshot import content, followed
 from tests.spark.cluster import Cluster
@@ -116,7 +116,7 @@ log = sl.open(given["log"])
 """
 BULK = """
 sl.bulk.export(log, f"{folder}/export", pool=Pool("export"), part_bytes=1)
-found = {"verified": sl.bulk.verify(log, pool=Pool("verify")).verification.examined["records"]}
+found = {"verified": sl.bulk.verify(log, pool=Pool("verify")).examined["records"]}
 files = [f"{folder}/export/{part.path}" for part in sl.bulk.export(log, f"{folder}/export", part_bytes=1).parts]
 with sl.open(f"{folder}/loaded", create=True) as target:
     sl.bulk.load(files, target, job="again", pool=Pool("load"))
@@ -204,7 +204,7 @@ def test_bulk_jobs_whose_tasks_run_twice_at_once_give_each_record_once(
     for name in ("loaded", "ingested"):
         assert read(f"file://{tmp_path}/{name}").equals(truth), name
         with sl.open(f"file://{tmp_path}/{name}") as copy:
-            assert list(ObjectLogVerifier(copy).findings()) == []
+            assert verify_log(copy).findings == []
     assert content(tmp_path / "snapshot") == state
     with sl.tier.tiering(log) as tierer:
         tierer.run_once(everything=True)
@@ -231,4 +231,4 @@ def test_tables_and_writes_whose_tasks_run_twice_at_once_have_each_row_once(
         found = read(f"file://{tmp_path}/{name}")
         assert found.select(columns).combine_chunks().equals(truth.select(columns).combine_chunks()), name
         with sl.open(f"file://{tmp_path}/{name}") as copy:
-            assert list(ObjectLogVerifier(copy).findings()) == []
+            assert verify_log(copy).findings == []

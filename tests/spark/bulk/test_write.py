@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - Spark's custom
 
 import strandline as sl
+from strandline.bulk.verifying import verify as verify_log
 from strandline.log.object import ObjectLog
-from strandline.log.object.maintain.verify import ObjectLogVerifier
 from strandline.spark.failures import unwrapped
 from tests.cases import some
 from tests.spark.helpers import all_records, append, new_log, numbered
@@ -54,7 +54,7 @@ def refused(action: Callable[[], object]) -> BaseException:
 
 
 def check(log: ObjectLog) -> None:
-    assert list(ObjectLogVerifier(log).findings()) == []
+    assert verify_log(log).findings == []
     assert not list(log.store.list("staged/"))
 
 
@@ -153,7 +153,7 @@ def test_a_job_that_fails_writes_nothing_and_can_be_repeated(spark: SparkSession
     assert values(log) == []
     save(frame, log, job="load")
     assert values(log) == text(0, 20)
-    assert list(ObjectLogVerifier(log).findings()) == []
+    assert verify_log(log).findings == []
 
 
 def test_an_empty_job_writes_nothing(spark: SparkSession, log: ObjectLog) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.log.object.maintain.verify import ObjectLogVerifier
+from strandline.bulk.verifying import verify as verify_log
 from tests.spark.helpers import all_records, append, new_log, numbered
 
 KILLS = 3
@@ -39,4 +39,4 @@ def test_a_stream_writes_each_row_once_though_its_driver_and_tasks_are_killed(tm
     columns = ["key", "value"]
     assert all_records(target).select(columns).equals(all_records(source).select(columns))
     assert len(list(deaths.iterdir())) >= KILLS  # tasks died, too
-    assert list(ObjectLogVerifier(target).findings()) == []
+    assert verify_log(target).findings == []

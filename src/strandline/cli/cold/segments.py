@@ -1,12 +1,10 @@
-"""``strandline segments``: list, draw and verify the segments of a log's cold tier."""
+"""``strandline segments``: list and draw the segments of a log's cold tier."""
 
 from __future__ import annotations
 
 import shutil
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -16,20 +14,18 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from strandline.cli.logs.verify import finish
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, Place, guarded, open_to_look
 from strandline.cli.shared.groups import ListingGroup, group
 from strandline.cli.shared.text import moment
-from strandline.log.findings import Verification
 from strandline.model.cursor import Bounds
 from strandline.model.segments import SegmentMetadata, SegmentState
-from strandline.tier.opening import cold_tier, follow_events, log_address
-from strandline.tier.verify import EVENTS_LOST, TierView, look_at, unreadable_events, verify_tier
+from strandline.tier.opening import cold_tier, follow_events
+from strandline.tier.verify import TierView, look_at
 
 segments = group(
-    "List, draw and verify the segments of a log's cold tier. **strandline segments LOG** lists them.",
-    short="List, draw and verify the segments of a cold tier.",
+    "List and draw the segments of a log's cold tier. **strandline segments LOG** lists them.",
+    short="List and draw the segments of a cold tier.",
     cls=ListingGroup,
 )
 
@@ -316,47 +312,3 @@ def _legend(found: Sequence[Stretch]) -> list[tuple[str, str]]:
         else:
             lines.append((f"{stretch.where:<{_LABEL}}{offsets}  {count}{of}", "none"))
     return lines
-
-
-# --- verify ----------------------------------------------------------------------------------------------------
-
-
-@segments.command()
-@guarded
-def verify(
-    log: Place,
-    *,
-    fast: Annotated[
-        bool, typer.Option("--fast", help="Read no records: only sizes, and the ends of segments with their checksums.")
-    ] = False,
-    workers: Annotated[int, typer.Option(metavar="N", min=1, help="How many segments are read at once.")] = 4,
-    json: Json = False,
-) -> None:
-    """Verify the cold tier: each segment there, of its size, with its checksums, and each record in it readable.
-
-    Segments must be contiguous and reach the hot tier, be of its history, and agree with their events, and slots
-    must find their records; objects without an event are reported. Changes nothing, and tierers may run meanwhile.
-    Findings are *damage* (something is lost or wrong), *waste* and *notes*. Ends with status 1 if there is damage.
-
-    Example: strandline segments verify s3://bucket/orders --fast
-    """
-    opened = open_to_look(log)
-    cold = cold_tier(opened)
-
-    def meter(total: int) -> AbstractContextManager[Callable[[int], None]]:
-        return show.meter("looking at segments" if fast else "reading bytes", total=total, quiet=json)
-
-    with ExitStack() as held:
-        try:
-            manager = held.enter_context(follow_events(cold))
-        except EVENTS_LOST as error:
-            url, found = log_address(opened), Verification(cold.store, Counter(segments=0, records=0, bytes=0))
-            found.take(unreadable_events(cold.store, error))
-        else:
-            url, found = verify_tier(opened, cold, manager, fast=fast, workers=workers, meter=meter)
-    seen = found.examined
-    looked = (
-        f"{show.counted(seen['segments'], 'segment')} {'looked at' if fast else 'read'}, with "
-        f"{show.counted(seen['records'], 'record')} ({show.size(seen['bytes'])})"
-    )
-    finish(found, looked, json=json, url=url, store=cold.store, fast=fast)

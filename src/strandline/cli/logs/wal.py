@@ -1,4 +1,4 @@
-"""``strandline wal``: inspect, verify, repair, export and migrate a write-ahead log."""
+"""``strandline wal``: inspect, repair, export and migrate a write-ahead log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from strandline.cli.logs.verify import data_bytes, verify_folder
 from strandline.cli.logs.wal_inspection import print_folder, print_frames, show_spool
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Json, guarded
@@ -25,12 +24,13 @@ from strandline.log.wal.inspect import frames, inspect_wal
 from strandline.log.wal.names import data_name, index_name
 from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.recover.manual_repair import RepairPlan, plan_repair, repair_log
+from strandline.log.wal.recover.verify import data_bytes
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK
 
 wal = group(
-    "Inspect, verify, repair, export and migrate a write-ahead log, which is a folder on this machine.",
-    short="Inspect, verify, repair, export and migrate a write-ahead log.",
+    "Inspect, repair, export and migrate a write-ahead log, which is a folder on this machine.",
+    short="Inspect, repair, export and migrate a write-ahead log.",
 )
 
 Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="The log's folder.")]
@@ -72,26 +72,12 @@ def inspect(
         print_frames(out, frames(found))
 
 
-# --- verifying and repairing ---------------------------------------------------------------------------------------
+# --- repairing -----------------------------------------------------------------------------------------------------
 
 
 def need_wal(folder: str) -> None:
     """Refuse a path that is not a write-ahead log."""
     need(contents_at(folder), FolderKind.WAL)
-
-
-@wal.command()
-@guarded
-def verify(folder: Folder, *, json: Json = False) -> None:
-    """Verify a log: each frame's checksums and records, each offset once and in order, terms, indexes, slots, the mark.
-
-    Reads every byte, changes nothing and takes no lock; the log may be used meanwhile. Findings are *damage* (something
-    acknowledged is lost or wrong) and *notes* (opening repairs it). Ends with status 1 if there is damage.
-
-    Example: strandline wal verify /var/lib/orders
-    """
-    need_wal(folder)
-    verify_folder(folder, json=json)
 
 
 @wal.command()
@@ -117,7 +103,7 @@ def repair(
     Example: strandline wal repair /var/lib/orders --dry-run
     """
     need_wal(folder)
-    with show.meter("reading bytes", total=data_bytes(folder), quiet=json) as advance:
+    with show.meter("reading bytes", total=data_bytes(folder, disk=DISK), quiet=json) as advance:
         if dry_run:
             plan = plan_repair(folder, forget_slots=forget_slots, on_progress=advance)
         else:

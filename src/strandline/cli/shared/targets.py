@@ -29,10 +29,10 @@ def meant(there: Contents) -> dict[FolderKind, str]:
     """For each kind of content, the sentence that names its commands."""
     path = there.path.rstrip("/") or there.path
     data = next((name for name in reversed(there.found.get(FolderKind.NODE, ())) if name.startswith("data-")), None)
-    copy = "" if data is None else f"; its copy of the log is in {path}/{data}, which 'strandline wal verify' checks"
+    copy = "" if data is None else f"; its copy of the log is in {path}/{data}, which 'strandline verify' checks"
     spool = spool_at(there) or f"{path}/{next(iter(there.found.get(FolderKind.SPOOL, ())), 'NAME' + _SUFFIX)}"
     return {
-        FolderKind.WAL: f"look at it with 'strandline wal inspect {path}', and check it with 'strandline wal verify "
+        FolderKind.WAL: f"look at it with 'strandline wal inspect {path}', and check it with 'strandline verify "
         f"{path}'.",
         FolderKind.OBJECT_LOG: f"read it with 'strandline tail {path}', and check it with 'strandline verify {path}'.",
         FolderKind.QUEUE_V1: f"look at it with 'strandline lag {path} --format queue-v1', or copy it into a log with "

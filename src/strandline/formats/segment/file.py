@@ -299,15 +299,6 @@ def footer_size(data: bytes | memoryview, where: str) -> int:
     return int(length) + _END.size
 
 
-def tail_size(data: bytes | memoryview, where: str) -> int:
-    """Size of the tail, from the last bytes of a file; if it exceeds ``data``, more bytes are needed."""
-    footer = footer_size(data, where)
-    if len(data) < footer + _BLOCK_END.size:
-        return footer + _BLOCK_END.size
-    groups, leaves, *_ = _block_end(memoryview(data)[: len(data) - footer], where)
-    return footer + _BLOCK_END.size + 4 * groups * leaves + 8 * groups
-
-
 def decode_tail(data: bytes | memoryview, where: str, *, before: int = LARGEST_SEGMENT) -> tuple[SegmentTail, int]:
     """The tail in these bytes, fully verified, and the checksum of the ``before`` bytes before it."""
     view = memoryview(data).cast("B")

@@ -114,7 +114,7 @@ class _WalCopy:
         view = self._log.view()
         if view.bounds.first == start:
             _check_destination(self._log, self._folder, self._disk)  # the missing folder may be the destination
-            raise NotFound(f"{self._log.folder} lacks a file that it should have: see 'strandline wal verify'.")
+            raise NotFound(f"{self._log.folder} lacks a file that it should have: see 'strandline verify'.")
         return view
 
     def _end(self, view: View, upto: Cursor | None) -> _End:

@@ -38,7 +38,6 @@ from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy.history import TermLookups, divergence, read_history
 from strandline.tier.copy.segment_files import ColdSpan, plan_segment
-from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.read.cold_reader import ColdPiece, ColdReader, HotStart, check_term
 from strandline.tier.read.tiered_slots import ColdPins, Hot, TierableSlots, TieredSlots
 
@@ -243,17 +242,13 @@ class TieredLog(Closing):
             found += more
         return old.pieces(first, found)
 
-    def segment_events(self) -> tuple[ColdTier, MetadataManager]:
-        """The cold tier and the events of its segments, for a verification."""
+    def unchecked_cold_tier(self) -> tuple[ColdTier, ColdReader]:
+        """The cold tier, which may be damaged or of another history, for a verification."""
         cold = self._cold.read()
         if cold is None:
             raise NotFound(f"{self!r} has no cold tier any more.")
-        return cold, self._cold_reader().registry
-
-    def unchecked_events(self) -> MetadataManager:
-        """The events of the segments, which may be damaged or of another history, for a verification."""
         with self._lock:
-            return self._opened_reader().registry
+            return cold, self._opened_reader()
 
     def copies(self, first: int, end: int) -> list[ColdSpan]:
         """Spans of segments over offsets that the hot tier has, too, for a comparison of both: in order, may be fewer.

@@ -1,7 +1,7 @@
-"""Verification of an object log: each listed object exists, is whole and is listed once; others are reported.
+"""Verification of an object log's listing: each listed object exists with its size, once; others are reported.
 
-Reads only, in bounded memory: follows the listing chunk by chunk, fetches batches ahead within a bound, and compares
-objects with the listing generation by generation (see :mod:`.checks`).
+Reads no batches, and needs little memory: follows the listing chunk by chunk, and compares objects with the listing
+generation by generation (see :mod:`.checks`).
 """
 
 from __future__ import annotations
@@ -9,17 +9,13 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Final
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from strandline.errors import CorruptData, NotFound, UnsupportedVersion, WrongKind
 from strandline.formats.object.head import decode_cut
 from strandline.formats.object.identity import SlotCodec, decode_identity
-from strandline.log.findings import Finding, FindingKind, Severity, Verification
+from strandline.log.findings import Finding, FindingKind, Severity
 from strandline.log.object.head.index import (
     MissingChunk,
     chunk_path,
@@ -28,7 +24,7 @@ from strandline.log.object.head.index import (
     objects_of,
     references_of,
 )
-from strandline.log.object.log import IDENTITY, ObjectLog, ObjectSpan
+from strandline.log.object.log import IDENTITY, ObjectLog
 from strandline.log.object.maintain.checks import (
     GenerationDifference,
     Inventory,
@@ -38,7 +34,6 @@ from strandline.log.object.maintain.checks import (
     check_head,
     check_slot,
 )
-from strandline.log.read.reading import fetch_in_order
 from strandline.model.head import ChunkRef, Cut, Entry, Head
 from strandline.model.retention import HOLDS, TIER_SLOT
 from strandline.model.segments import COLD_FILE
@@ -49,39 +44,21 @@ _SLOT: Final = re.compile(r"slots/([A-Za-z0-9][A-Za-z0-9_.-]{0,127})\.json")
 
 
 class ObjectLogVerifier:
-    """One verification of an object log. Changes nothing; the log may be used meanwhile, by trimmers too.
+    """One verification of an object log's listing. Changes nothing; the log may be used meanwhile, by trimmers too."""
 
-    ``quick`` only checks by a listing that each batch object exists and has its size; otherwise all of them are
-    read, ``workers`` at a time, and checked.
-    """
-
-    def __init__(self, log: ObjectLog, *, quick: bool = False, workers: int = 8) -> None:
+    def __init__(self, log: ObjectLog) -> None:
         self.examined = Counter(batches=0, records=0, bytes=0, chunks=0, slots=0, trims=0)
         """Counts of examined objects. ``trims`` are those whose objects are still to be deleted."""
         self._log = log
         self._store = log.store
-        self._quick = quick
-        self._workers = workers
         self._began: Head | None = None
         self._pending: deque[Finding] = deque()
         self._writers = Writers()
         self._chunks: set[str] = set()
         self._holes = False
 
-    def expected(self) -> int:
-        """About how many batches there are. ``CorruptData`` if the head cannot be read."""
-        head = self._head
-        first = [reference.first_sequence for _, reference in references_of(head)]
-        return head.next_sequence - min([*first, *(entry.sequence for entry in head.tail)], default=head.next_sequence)
-
-    def run(self, on_progress: Callable[[int], None] = lambda _: None) -> Verification:
-        """Verify the whole log; raises as :meth:`findings` does."""
-        result = Verification(self._log.url, self.examined)
-        result.take(self.findings(on_progress))
-        return result
-
-    def findings(self, on_progress: Callable[[int], None] = lambda _: None) -> Iterator[Finding]:
-        """All findings, as they are found; ``on_progress`` is called for each batch.
+    def findings(self) -> Iterator[Finding]:
+        """All findings, as they are found.
 
         ``StorageError`` if the store fails: an object that cannot be read now is not known to be damaged.
         """
@@ -95,8 +72,7 @@ class ObjectLogVerifier:
             yield self._finding(Severity.DAMAGE, FindingKind.HEAD, "head", f"is wrong: {problem}")
         inventory = Inventory(self._store)
         self._take_trimmed(list(self._cuts(head)), inventory)
-        for entry in self._checked(self._entries(head)):
-            on_progress(1)
+        for entry in self._entries(head):
             self.examined["batches"] += 1
             self.examined["records"] += entry.count
             self.examined["bytes"] += entry.size
@@ -224,25 +200,14 @@ class ObjectLogVerifier:
             elif item.next > floor:
                 yield item
 
-    def _checked(self, entries: Iterator[Entry]) -> Iterator[Entry]:
-        if self._quick:
-            yield from entries
-            return
-        checks = (_BatchCheck(ObjectSpan(self._store, entry, entry.first, entry.next)) for entry in entries)
-        for check, _ in fetch_in_order(checks, workers=self._workers):
-            entry = check.span.entry
-            if check.problem is not None and self._log.head().floor < entry.next:  # else it was trimmed meanwhile
-                self._damaged(FindingKind.BATCH, entry.location, check.problem)
-            yield entry
-
     def _compared(self, compared: GenerationDifference) -> Iterator[Finding]:
         yield from self._unlisted(compared.unlisted, compared.generation, self._listed_since)
         for sequence in compared.doubled:
             entry = self._entry(sequence)
             what = f"is listed a second time, for offsets {entry.first} to {entry.next - 1}"
             yield self._finding(Severity.DAMAGE, FindingKind.LISTING, entry.location, what)
-        if not self._quick or not (compared.absent or compared.resized):
-            return  # without quick, all objects were read
+        if not (compared.absent or compared.resized):
+            return
         floor = self._log.head().floor
         for sequences, what in ((compared.absent, "is missing"), (compared.resized, "has another size than listed")):
             for entry in map(self._entry, sequences):
@@ -364,34 +329,3 @@ class ObjectLogVerifier:
 def _first_needed(head: Head) -> int:
     """The lowest valid position of a slot: records below the log's start may be in its cold tier."""
     return 0 if TIER_SLOT in head.slots else head.floor
-
-
-@dataclass(slots=True)
-class _BatchCheck:
-    """One batch to fetch and check in a thread of the pool; its records are freed at once."""
-
-    span: ObjectSpan
-    problem: str | None = None
-
-    @property
-    def size(self) -> int:
-        """The bytes of the object."""
-        return self.span.size
-
-    def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
-        """Check the whole object; stores the problem and returns nothing."""
-        entry = self.span.entry
-        try:
-            batches = self.span.fetch(columns)
-        except (CorruptData, NotFound) as error:
-            held = f"offsets {entry.first} to {entry.next - 1}"
-            self.problem = str(error) if held in str(error) else f"{error} It is listed as {held}."
-            return []
-        times = [pc.min_max(batch["timestamp"].cast(pa.int64())) for batch in batches]
-        found = min(pair["min"].as_py() for pair in times), max(pair["max"].as_py() for pair in times)
-        if found != (entry.oldest, entry.newest):
-            self.problem = (
-                f"{self.span.store.url}/{entry.location} holds records of the times {found} and is listed with "
-                f"{(entry.oldest, entry.newest)}, as offsets {entry.first} to {entry.next - 1}."
-            )
-        return []

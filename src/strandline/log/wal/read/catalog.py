@@ -275,5 +275,5 @@ def damaged_file(path: str, at: int, why: str) -> CorruptData:
     """The error for damage at or below the durable mark."""
     return CorruptData(
         f"{path} is damaged at byte {at}: {why}. It affects acknowledged records, and nothing was changed: "
-        "restore the file, or run 'strandline wal verify'."
+        "restore the file, or run 'strandline verify'."
     )

@@ -40,12 +40,14 @@ OnProgress = Callable[[int], None]
 class WalVerification(Verification):
     """Result of verifying a write-ahead log."""
 
-    log_id: UUID | None = None
-    """None if no file names the log."""
-    bounds: Bounds = Bounds(0, 0)  # noqa: RUF009 - immutable
-    """First retained and next offset, as far as the log could be read."""
     indexes: tuple[int, ...] = ()
     """First offsets of the files whose index has to be rebuilt."""
+
+
+def data_bytes(folder: str, *, disk: Disk) -> int:
+    """The size of all data files of a write-ahead log, which is what verifying it reads."""
+    rows = disk.scan(folder)
+    return sum(row.size for row in rows if names.firsts_in([row]))
 
 
 def verify(folder: str, *, disk: Disk, clock: Clock, on_progress: OnProgress | None = None) -> WalVerification:
