@@ -48,6 +48,15 @@ def rows(log: Any) -> list[dict[str, Any]]:
     return [row for batch in log.read() for row in batch.to_pylist()]
 
 
+PART = "strandline.bulk.loading.PART_BYTES"
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task loads one file."""
+    monkeypatch.setattr(PART, 1)
+
+
 def pairs(log: Any) -> list[tuple[bytes | None, bytes | None]]:
     return [(row["key"], row["value"]) for row in rows(log)]
 
@@ -57,10 +66,11 @@ EXPECTED = [(b"%d" % row, json.dumps({"id": row, "name": f"n{row}"}).encode()) f
 
 @pytest.mark.parametrize("part_bytes", [1, 1 << 20])
 def test_json_lines_become_records_in_the_order_of_files_and_lines(
-    log: ObjectLog, files: Path, part_bytes: int
+    log: ObjectLog, files: Path, part_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[int, int]] = []
-    done = sl.bulk.load(files, log, job="a", key="id", part_bytes=part_bytes, on_progress=lambda *one: told.append(one))
+    monkeypatch.setattr(PART, part_bytes)
+    done = sl.bulk.load(files, log, job="a", key="id", on_progress=lambda *one: told.append(one))
     assert (done.files, done.records, done.first) == (3, 30, 0)
     assert pairs(log) == EXPECTED
     assert told[-1][0] == told[-1][1] == sum(path.stat().st_size for path in files.glob("part*"))
@@ -136,7 +146,7 @@ def test_rows_without_a_value_column_are_json_objects(log: ObjectLog, tmp_path: 
 
 def test_an_export_is_loaded_as_the_records_that_it_has(log: ObjectLog, files: Path, tmp_path: Path) -> None:
     sl.bulk.load(files, log, job="a", key="id")
-    manifest = sl.bulk.export(log, tmp_path / "export", part_bytes=1)
+    manifest = sl.bulk.export(log, tmp_path / "export")
     copy = sl.open(f"file://{tmp_path}/copy", create=True)
     sl.bulk.load([tmp_path / "export" / part.path for part in manifest.parts], copy, job="copy")
     assert rows(copy) == rows(log)
@@ -159,10 +169,13 @@ def test_a_typed_log_gets_values_in_its_own_format(tmp_path: Path, files: Path, 
     assert log.bounds().next == 60
 
 
-def test_a_large_parquet_file_is_loaded_by_row_groups(log: ObjectLog, tmp_path: Path) -> None:
+def test_a_large_parquet_file_is_loaded_by_row_groups(
+    log: ObjectLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PART, 30_000)
     table = pa.table({"key": [b"%d" % row for row in range(1000)], "value": [b"v" * 100] * 1000})
     pq.write_table(table, tmp_path / "rows.parquet", row_group_size=100, use_dictionary=False, compression="none")
-    done = sl.bulk.load(tmp_path / "rows.parquet", log, job="a", part_bytes=30_000)
+    done = sl.bulk.load(tmp_path / "rows.parquet", log, job="a")
     assert done.records == 1000
     assert len(log.head().tail) > 3
     assert [key for key, _ in pairs(log)] == table.column("key").to_pylist()
@@ -184,6 +197,7 @@ def test_files_are_divided_among_all_workers(log: ObjectLog, tmp_path: Path) -> 
     assert [key for key, _ in pairs(log)] == [b"%d" % number for number in range(8)]
 
 
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("after", [False, True])
 def test_a_load_that_is_killed_at_any_request_continues_and_appends_once(files: Path, after: bool) -> None:
     for number in range(200):
@@ -194,11 +208,11 @@ def test_a_load_that_is_killed_at_any_request_continues_and_appends_once(files: 
         store.crash_at(number, after=after)
         pool = sl.bulk.ThreadPool(1)
         with contextlib.suppress(Crash):
-            sl.bulk.load(files, log, job="a", key="id", part_bytes=1, pool=pool)
+            sl.bulk.load(files, log, job="a", key="id", pool=pool)
         requests = len(store.log)
         store.unhook()
         for _ in range(2):
-            sl.bulk.load(files, open_log(inner), job="a", key="id", part_bytes=1, pool=pool)
+            sl.bulk.load(files, open_log(inner), job="a", key="id", pool=pool)
         assert pairs(open_log(inner)) == EXPECTED
         assert not list(inner.list("staged/"))
         if requests < number:
@@ -211,23 +225,29 @@ def interrupted(files: Path, log: ObjectLog, at: int = 1) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sl.bulk.load(files, log, job="a", key="id", part_bytes=1, pool=Interrupted(at, end))
+        sl.bulk.load(files, log, job="a", key="id", pool=Interrupted(at, end))
 
 
+@pytest.mark.usefixtures("small_parts")
 def test_a_continued_load_does_not_stage_again_what_is_staged(log: ObjectLog, files: Path) -> None:
     interrupted(files, log, 2)
     told: list[tuple[int, int]] = []
-    sl.bulk.load(files, log, job="a", key="id", part_bytes=1, on_progress=lambda *one: told.append(one))
+    sl.bulk.load(files, log, job="a", key="id", on_progress=lambda *one: told.append(one))
     assert told[0][0] == sum((files / f"part-{number}.jsonl").stat().st_size for number in range(2))
     assert pairs(log) == EXPECTED
 
 
-def test_a_load_that_divides_its_files_differently_starts_over(log: ObjectLog, files: Path) -> None:
+@pytest.mark.usefixtures("small_parts")
+def test_a_load_that_divides_its_files_differently_starts_over(
+    log: ObjectLog, files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     interrupted(files, log, 2)
-    sl.bulk.load(files, log, job="a", key="id", part_bytes=1 << 20)
+    monkeypatch.setattr(PART, 1 << 20)
+    sl.bulk.load(files, log, job="a", key="id")
     assert pairs(log) == EXPECTED
 
 
+@pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("is_loaded", [False, True])
 def test_changed_files_and_fields_are_refused(log: ObjectLog, files: Path, is_loaded: bool) -> None:
     if is_loaded:
@@ -252,12 +272,13 @@ def test_changed_files_and_fields_are_refused(log: ObjectLog, files: Path, is_lo
     assert log.bounds().next == count
 
 
+@pytest.mark.usefixtures("small_parts")
 def test_a_file_that_changes_while_it_is_loaded_ends_it(log: ObjectLog, files: Path) -> None:
     def change() -> None:
         (files / "part-0.jsonl").write_text("{}\n")
 
     with pytest.raises(InvalidInput, match="changed while it was loaded"):
-        sl.bulk.load(files, log, job="a", key="id", part_bytes=1, pool=Interrupted(1, change))
+        sl.bulk.load(files, log, job="a", key="id", pool=Interrupted(1, change))
     assert log.bounds().next == 0
     (files / "part-0.jsonl").write_text("[]\n")
     with pytest.raises(InvalidInput, match="is no JSON object"):
@@ -359,7 +380,7 @@ def test_the_folder_of_an_export_is_loaded_without_its_plan_and_only_when_it_is_
         for number in range(10):
             producer.append(key=b"\xff%d" % number, value=b"\x00" if number % 2 else None, headers={"h": b"\xfe"})
             producer.flush()
-    done = sl.bulk.export(source, tmp_path / "out", part_bytes=1)
+    done = sl.bulk.export(source, tmp_path / "out")
     manifest = tmp_path / "out" / "manifest.json"
     kept = manifest.read_bytes()
     manifest.unlink()

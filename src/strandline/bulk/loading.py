@@ -77,7 +77,6 @@ def load(
     truncate_times: bool = False,
     pool: TaskPool | None = None,
     options: dict[str, str] | None = None,
-    part_bytes: int = PART_BYTES,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Loaded:
     """Append the rows of files to an object log, all of them in one commit, exactly once by the name of the ``job``.
@@ -105,7 +104,7 @@ def load(
     with log_at(log) as found:
         target = _object_log(found)
         work = _LoadJob(target, job, files_at(given, format, options), fields, pool or ThreadPool(), on_progress)
-        return work.run(part_bytes)
+        return work.run()
 
 
 def _object_log(log: Any) -> ObjectLog:
@@ -172,7 +171,7 @@ class _LoadJob:
     pool: TaskPool
     on_progress: Callable[[int, int], None]
 
-    def run(self, part_bytes: int) -> Loaded:
+    def run(self) -> Loaded:
         note = self._note()
         name = f"load-{hashlib.sha256(self.job.encode()).hexdigest()[:32]}"
         writer = source_writer(f"bulk-load:{self.job}")
@@ -182,8 +181,8 @@ class _LoadJob:
         self._begin(append, note)
         found = named_codec(self.log)
         codec = None if found is None or found.name == "raw" else found
-        parts = self._parts(part_bytes)
-        tasks = [LoadTask(append, number, part, self.fields, codec) for number, part in enumerate(parts)]
+        parts = enumerate(self._parts())
+        tasks = [LoadTask(append, number, part, self.fields, codec) for number, part in parts]
         try:
             batches = self._staged(append, tasks)
             self._check_unchanged()
@@ -221,19 +220,19 @@ class _LoadJob:
                     "load these under another name. Nothing was appended."
                 ) from None
 
-    def _parts(self, part_bytes: int) -> Iterator[tuple[FilePart, ...]]:
+    def _parts(self) -> Iterator[tuple[FilePart, ...]]:
         """What each task loads: small files together, large Parquet files by row groups."""
         # Small files share a task, up to a size that is worth a task and leaves work for every worker.
         share = sum(file.size for file in self.files) // (2 * self.pool.count)
-        together = min(part_bytes // 2, max(SMALL_PARTITION, share))
+        together = min(PART_BYTES // 2, max(SMALL_PARTITION, share))
         waiting: list[FilePart] = []
         size = 0
         for file in self.files:
-            if file.format == "parquet" and file.size > part_bytes:
+            if file.format == "parquet" and file.size > PART_BYTES:
                 if waiting:
                     yield tuple(waiting)
                     waiting, size = [], 0
-                yield from ((FilePart(file, groups),) for groups in _row_groups(file, part_bytes))
+                yield from ((FilePart(file, groups),) for groups in _row_groups(file))
                 continue
             if waiting and size + file.size > together:
                 yield tuple(waiting)
@@ -289,8 +288,8 @@ class _LoadJob:
             _LOGGER.warning("Staged batches of %s were left for the next trim: %s", self.log.url, error)
 
 
-def _row_groups(file: LoadedFile, part_bytes: int) -> Iterator[tuple[int, ...]]:
-    """The row groups of a Parquet file, in groups of about ``part_bytes`` bytes."""
+def _row_groups(file: LoadedFile) -> Iterator[tuple[int, ...]]:
+    """The row groups of a Parquet file, in groups of about :data:`PART_BYTES` bytes."""
     with opened(file) as raw:
         try:
             metadata = pq.ParquetFile(pa.PythonFile(raw)).metadata
@@ -303,7 +302,7 @@ def _row_groups(file: LoadedFile, part_bytes: int) -> Iterator[tuple[int, ...]]:
     waiting: list[int] = []
     size = 0
     for number, one in enumerate(sizes):
-        if waiting and size + one > part_bytes:
+        if waiting and size + one > PART_BYTES:
             yield tuple(waiting)
             waiting, size = [], 0
         waiting.append(number)

@@ -35,36 +35,23 @@ def compared_store(log: Any, store: Store) -> StoreCheck:
     cursor = store.cursor(log.log_id)
     if cursor is None:
         raise NotReady(f"{store!r} has no cursor yet, so that there is nothing to compare.")
-    expected = state_of(newest_records(log.read(0, upto=cursor.next, columns=CHANGES.names))).sort_by("key")
-    keys = differences = 0
+    state = state_of(newest_records(log.read(0, upto=cursor.next, columns=CHANGES.names)))
+    expected = dict(zip(*(state.column(name).to_pylist() for name in ("key", "value")), strict=True))
+    keys, differences = 0, 0
     first: list[str] = []
-    rows = zip(*(expected.column(name).to_pylist() for name in ("key", "value")), strict=True)
-    for key, ours, theirs in _aligned(iter(rows), store.range()):
-        keys += theirs is not None
-        if ours != theirs:
-            differences += 1
-            if len(first) < _FIRST:
-                first.append(
-                    f"{short_bytes(key)}: the log gives {short_bytes(ours)}, the store has {short_bytes(theirs)}"
-                )
+
+    def differing() -> Iterator[tuple[bytes, bytes | None, bytes | None]]:
+        nonlocal keys
+        for key, theirs in store.range():
+            keys += 1
+            if (ours := expected.pop(key, None)) != theirs:
+                yield key, ours, theirs
+        yield from ((key, ours, None) for key, ours in expected.items())
+
+    for key, ours, theirs in differing():
+        differences += 1
+        if len(first) < _FIRST:
+            first.append(f"{short_bytes(key)}: the log gives {short_bytes(ours)}, the store has {short_bytes(theirs)}")
     if store.cursor(log.log_id) != cursor:
         raise Conflict(f"{store!r} was written while it was compared: stop its follower, or try again.")
     return StoreCheck(cursor.next, keys, differences, tuple(first))
-
-
-def _aligned(
-    ours: Iterator[tuple[bytes, bytes]], theirs: Iterator[tuple[bytes, bytes]]
-) -> Iterator[tuple[bytes, bytes | None, bytes | None]]:
-    """Each key of two sorted sides with both values; None where it is absent."""
-    left, right = next(ours, None), next(theirs, None)
-    while left is not None or right is not None:
-        if right is None or (left is not None and left[0] < right[0]):
-            assert left is not None  # noqa: S101 - for the type checker
-            yield left[0], left[1], None
-            left = next(ours, None)
-        elif left is None or right[0] < left[0]:
-            yield right[0], None, right[1]
-            right = next(theirs, None)
-        else:
-            yield left[0], left[1], right[1]
-            left, right = next(ours, None), next(theirs, None)

@@ -61,14 +61,17 @@ def test_a_snapshot_by_executors_has_the_same_state(spark: SparkSession, log: sl
     assert states[0] == states[1] != []
 
 
-def test_files_are_loaded_by_executors_once(spark: SparkSession, tmp_path: Path) -> None:
+def test_files_are_loaded_by_executors_once(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strandline.bulk.loading.PART_BYTES", 1)
     (tmp_path / "in").mkdir()
     for number in range(4):
         lines = [f'{{"id": {row}}}\n' for row in range(number * 10, number * 10 + 10)]
         (tmp_path / "in" / f"{number}.jsonl").write_text("".join(lines))
     log = new_log(tmp_path)
     for _ in range(2):
-        done = sl.bulk.load(tmp_path / "in", log, job="a", key="id", pool=sl.spark.executors(spark), part_bytes=1)
+        done = sl.bulk.load(tmp_path / "in", log, job="a", key="id", pool=sl.spark.executors(spark))
         assert (done.records, done.first) == (40, 0)
     keys = [key for batch in log.read() for key in batch.column("key").to_pylist()]
     assert keys == [b"%d" % row for row in range(40)]
