@@ -17,7 +17,7 @@ from strandline.log.contract import Handle, Receipt
 from strandline.log.object.head.edits import BatchListing, apply_spills, list_batches, plan_spills
 from strandline.log.object.head.head_log import HeadLog
 from strandline.log.object.head.index import entries_from
-from strandline.log.produce.appending import Shipping, shipping_by
+from strandline.log.produce.appending import Produces, Shipping, shipping_by
 from strandline.log.produce.handles import settled
 from strandline.log.read.planning import clipped, known_columns
 from strandline.log.slots import rules
@@ -65,7 +65,7 @@ class MemoryChunks(dict[ChunkRef, Any]):
 
 @bound_to_process(keep=("log_id",))
 @checked
-class MemoryLog(HeadLog[MemorySpan], Closing):
+class MemoryLog(HeadLog[MemorySpan], Produces, Closing):
     """A log that ends with its process. Satisfies :class:`~strandline.log.contract.Log`; safe in threads."""
 
     chunks: MemoryChunks

@@ -94,7 +94,7 @@ class Life:
 
     def epoch(self) -> int:
         queue = self.consumer._queue
-        return queue._slot.epoch if isinstance(self.machine.place, ObjectLogPlace) else queue._epoch
+        return queue._own.epoch if isinstance(self.machine.place, ObjectLogPlace) else queue._epoch
 
     def newest(self) -> int:
         """The epoch of the last claim, read from the store without faults."""

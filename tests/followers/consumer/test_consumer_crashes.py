@@ -216,7 +216,7 @@ def test_a_twin_that_takes_an_acknowledgement_for_durable_that_is_not_is_caught(
     honest = ObjectLogQueue.acknowledge
 
     def forget(self: ObjectLogQueue, through: Entry) -> None:
-        if not isinstance(self._store, FaultyStore):
+        if not isinstance(self._log.store, FaultyStore):
             honest(self, through)
 
     monkeypatch.setattr(ObjectLogQueue, "acknowledge", forget)

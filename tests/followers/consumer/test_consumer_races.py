@@ -82,8 +82,8 @@ def test_a_consumer_that_begins_where_the_slot_was_before_it_claimed_it_is_caugh
 
     def claim_late(self: ObjectLogQueue, holder: str, last_acked: int | None) -> int:
         self._create_if_missing(last_acked)
-        head = self._log.head()
-        before = self._sequence_at(head, self._log.slots.get(self.slot))
+        log, _ = self._look()
+        before = self._sequence_at(log, self._log.slots.get(self.slot).position)
         honest(self, holder, last_acked)
         return before
 

@@ -123,7 +123,7 @@ def test_a_fenced_consumer_s_is_stopped_too(queue: Watched, clock: ManualClock) 
     consumer = Consumer(queue, clock=clock)
     consumer.next_batch()
     consumer.ack(0)
-    Consumer(open_log(queue._store), trim_every=None)
+    Consumer(open_log(queue._log.store), trim_every=None)
     with pytest.raises(Fenced):
         consumer.close()
     assert not consumer._threads.trimmer.running
@@ -161,7 +161,7 @@ def test_a_consumer_under_an_idle_limit_has_a_heartbeat_until_it_is_closed() -> 
 def test_a_limit_that_is_set_later_starts_the_heartbeat_at_a_read(queue: Watched, clock: ManualClock) -> None:
     before = set(threading.enumerate())
     with Consumer(queue, trim_every=None, clock=clock) as consumer:
-        open_log(queue._store).set_retention("consumed", limits=SlotLimits(idle_seconds=30))
+        open_log(queue._log.store).set_retention("consumed", limits=SlotLimits(idle_seconds=30))
         consumer.next_descriptors(1)
         assert new_threads(before) == []  # it was asked a moment ago
         clock.advance(20.0)
@@ -173,7 +173,7 @@ def test_a_limit_that_is_set_later_starts_the_heartbeat_at_a_read(queue: Watched
 def test_a_limit_that_is_set_later_starts_the_heartbeat_of_a_busy_consumer(queue: Watched, clock: ManualClock) -> None:
     before = set(threading.enumerate())
     with Consumer(queue, clock=clock):
-        open_log(queue._store).set_retention("consumed", limits=SlotLimits(idle_seconds=30))
+        open_log(queue._log.store).set_retention("consumed", limits=SlotLimits(idle_seconds=30))
         assert clock.wait_until_blocked(1)
         clock.advance(20.0)
         looking = threading.Event()
@@ -184,7 +184,7 @@ def test_a_limit_that_is_set_later_starts_the_heartbeat_of_a_busy_consumer(queue
 
 def test_a_dropped_consumer_ends_a_heartbeat_that_was_started_later(queue: Watched, clock: ManualClock) -> None:
     consumer = Consumer(queue, trim_every=None, clock=clock)
-    open_log(queue._store).set_retention("consumed", limits=SlotLimits(idle_seconds=30))
+    open_log(queue._log.store).set_retention("consumed", limits=SlotLimits(idle_seconds=30))
     clock.advance(20.0)
     others = set(threading.enumerate())  # of consumers that other tests have left
     consumer.next_descriptors(1)
@@ -205,7 +205,7 @@ def test_a_round_updates_when_the_slot_was_last_seen(queue: Watched, clock: Manu
 
 def test_a_round_of_a_fenced_consumer_trims_and_leaves_the_slot_alone(queue: Watched, clock: ManualClock) -> None:
     consumer = Consumer(queue, clock=clock)
-    with Consumer(open_log(queue._store, clock=ManualClock()), trim_every=None) as other:
+    with Consumer(open_log(queue._log.store, clock=ManualClock()), trim_every=None) as other:
         other.next_descriptors(4)
         other.ack_through(2)
         before = queue._log.slots.get("default")

@@ -30,7 +30,7 @@ from strandline.log.object.head.index import StoredChunks
 from strandline.log.object.maintain.trimmer import GRACE, Trimmer, TrimResult
 from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
 from strandline.log.object.upload import Lister, ObjectShipper
-from strandline.log.produce.appending import Shipping
+from strandline.log.produce.appending import Produces, Shipping
 from strandline.log.produce.handles import settled
 from strandline.log.produce.limits import Limits
 from strandline.log.read.planning import clipped, known_columns
@@ -215,7 +215,7 @@ def _with_values(identity: LogIdentity, values: tuple[ValueVersion, ...]) -> Log
 
 @bound_to_process(keep=("log_id",))
 @checked
-class ObjectLog(HeadLog[ObjectSpan], Closing):
+class ObjectLog(HeadLog[ObjectSpan], Produces, Closing):
     """A log in an object store. Satisfies :class:`~strandline.log.contract.Log`; picklable, if its store is."""
 
     _limits = Limits()

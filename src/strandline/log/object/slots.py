@@ -321,12 +321,8 @@ class SlotKeeper:
         self._explained(name, lambda: cell.update(self.op(), moved))
 
     def touch(self, name: str, epoch: int) -> None:
-        """Record that an unclaimed slot is needed."""
-        self.seen(self.cell(name), name, epoch)
-
-    def seen(self, cell: StoreCell[SlotState], name: str, epoch: int) -> None:
-        """Implements a claimed slot's ``touch``."""
-        now = self.clock.now()
+        """Record that a slot is needed, by its holder or, unclaimed, by its creator."""
+        cell, now = self.cell(name), self.clock.now()
         self._explained(name, lambda: cell.update(self.op(), lambda slot: rules.seen(slot, epoch=epoch, now=now)))
 
 
@@ -371,9 +367,11 @@ class ObjectSlot:
     holder: str
     epoch: int
 
+    # Only advancing uses the cell of the claim: other threads read the slot, and touch it, meanwhile.
+
     def state(self) -> SlotState:
         """The slot's stored state."""
-        return self.keeper.read(self.cell, self.name)
+        return self.keeper.read(self.keeper.cell(self.name), self.name)
 
     def advance(self, to: Cursor) -> None:
         """Durably move the position up."""
@@ -381,7 +379,7 @@ class ObjectSlot:
 
     def touch(self) -> None:
         """Heartbeat: durably record that the holder is alive."""
-        self.keeper.seen(self.cell, self.name, self.epoch)
+        self.keeper.touch(self.name, self.epoch)
 
 
 def _renewed(state: SlotState, before: SlotState, position: int, now: int, born: int, expires: int | None) -> SlotState:

@@ -18,8 +18,16 @@ from strandline.errors import (
     SlotInvalid,
     Unsupported,
 )
-from strandline.log.contract import Log, Slot
-from strandline.log.queue.contract import MOST_CLAIMS, PeekedBatches, Writes, check_usable, keep_letter, never_claimed
+from strandline.log.contract import Log, LogReading, Slot
+from strandline.log.queue.contract import (
+    MOST_CLAIMS,
+    Fetcher,
+    PeekedBatches,
+    Writes,
+    check_usable,
+    keep_letter,
+    never_claimed,
+)
 from strandline.log.read.planning import cursor_after
 from strandline.log.slots import rules
 from strandline.log.slots.heartbeat import SlotHeartbeat
@@ -78,7 +86,8 @@ class SlotQueue:
 
     A batch is what a plan gives in one piece: a frame of a write-ahead log, or a part of a segment. Its sequence is the
     offset of its last record, so that the slot's position is one past the last acknowledged sequence, wherever a batch
-    begins after a restart.
+    begins after a restart. An object log numbers its batches instead
+    (:class:`~strandline.log.queue.log_queue.ObjectLogQueue`).
     """
 
     def __init__(
@@ -91,7 +100,11 @@ class SlotQueue:
         letters: ObjectStore | None,
         clock: Clock,
     ) -> None:
-        """Use the slot of this name; nothing is read or written yet. ``letters`` is the store of dead letters."""
+        """Use the slot of this name; nothing is read or written yet. ``letters`` is the store of dead letters.
+
+        ``start`` is where the slot is created if there is none: ``"retained"``, ``"beginning"``, ``"now"``, an offset,
+        a time, or a cursor, such as a snapshot's.
+        """
         self._log = log
         self.url = url
         self.slot = rules.check_name(slot)
@@ -102,63 +115,117 @@ class SlotQueue:
         self._holder = ""
         self._reached: Cursor | None = None
         """The cursor that the slot had reached under this claim."""
-        self._given: Cursor | None = None
-        """The cursor after the last batch that was given: with it the log's history is checked."""
+        self._given: tuple[Cursor, int] | None = None
+        """The cursor after the last batch that was given, which proves the log's history, and the next sequence."""
         self._acknowledged = 0
 
     def __repr__(self) -> str:
-        return f"SlotQueue({self._log!r}, {self.slot!r})"
+        return f"{type(self).__name__}({self._log!r}, {self.slot!r})"
 
     # --- claiming -----------------------------------------------------------------------------------------------
 
     def claim(self, holder: str, last_acked: int | None) -> int:
-        """Become the only consumer of the slot, which is created if there is none; returns the next offset.
+        """Become the only consumer of the slot, which is created if there is none; returns the next sequence.
 
-        With ``last_acked``, an offset, the slot is moved right after it, ahead or back; ``InvalidInput`` if there is
-        no such record yet, ``CursorExpired`` if the one after it is deleted. ``SlotInvalid`` if the slot was
-        invalidated: only a reset makes it valid again. None of these changes the slot or its holder.
+        With ``last_acked`` the slot is moved right after that batch, ahead or back; ``InvalidInput`` if there is no
+        such batch yet, ``CursorExpired`` if the one after it is deleted. ``SlotInvalid`` if the slot was invalidated:
+        only a reset makes it valid again. None of these changes the slot or its holder.
         """
         self._create_if_missing(last_acked)
         for _ in range(MOST_CLAIMS):
-            self._claimed, self._holder = self._log.slots.claim(self.slot, holder), holder
-            self._reached = None
-            state = self._own_state()
-            wanted = state.position if last_acked is None else last_acked + 1
-            if wanted < state.position:
+            self._claimed, self._holder, self._reached = self._claim(holder), holder, None
+            log, end = self._look()
+            position = self._own_state().position
+            first = self._sequence_at(log, position)
+            wanted = first if last_acked is None else last_acked + 1
+            if wanted < first:
                 # Moving back must be pinned before it counts, and that fences this claim, too.
-                self._log.slots.reset(self.slot, wanted)
+                self._log.slots.reset(self.slot, self._offset_after(log, end, wanted - 1))
                 continue
-            if wanted > state.position:
-                self._advance(self._log.cursor_at(wanted))
-            self._reached = Cursor(self._log.log_id, wanted)
+            if wanted > first:
+                position = self._offset_after(log, end, wanted - 1)
+                self._advance(self._log.cursor_at(position))
+            self._reached, self._acknowledged = Cursor(self._log.log_id, position), wanted
             return wanted
         raise never_claimed(self._where)
 
     def _create_if_missing(self, last_acked: int | None) -> None:
         """Check before claiming, so that an impossible request fences no consumer."""
-        if last_acked is not None:
-            self._check_last(last_acked)
-        try:
-            check_usable(self._log.slots.get(self.slot), self.slot, self.url)
-        except NotFound:
-            position = self._log.position_of(self._start) if last_acked is None else last_acked + 1
+        log, end = self._look()
+        after = None if last_acked is None else self._offset_after(log, end, last_acked)
+        if self._may_exist(log):
             try:
-                self._log.slots.create(self.slot, position, lifetime=NEWCOMER_SECONDS)
-            except AlreadyExists:
-                check_usable(self._log.slots.get(self.slot), self.slot, self.url)  # another consumer was faster
+                check_usable(self._log.slots.get(self.slot), self.slot, self.url)
+            except NotFound:
+                pass  # or its creator died
+            else:
+                return
+        try:
+            position = self._log.position_of(self._start) if after is None else after
+            self._log.slots.create(self.slot, position, lifetime=NEWCOMER_SECONDS)
+        except AlreadyExists:
+            check_usable(self._log.slots.get(self.slot), self.slot, self.url)  # another consumer was faster
 
-    def _check_last(self, last_acked: int) -> None:
-        bounds = self._log.bounds()
-        if not 0 <= last_acked < bounds.next:
+    def _offset_after(self, log: LogReading, end: int, last_acked: int) -> int:
+        """The offset at which the batch after this one begins, or will begin."""
+        following = self._sequence_at(log, end)
+        if not 0 <= last_acked < following:
             raise InvalidInput(
-                f"last_acked={last_acked} is no record of {self.url}, whose next one will be {bounds.next}: pass the "
+                f"last_acked={last_acked} is no batch of {self.url}, whose next one will be {following}: pass the "
                 "sequence of a batch that was acknowledged, or None."
             )
-        if last_acked + 1 < bounds.first:
+        offset, first = self._offset_at(log, last_acked + 1), log.bounds().first
+        if offset < first:
             raise CursorExpired(
-                f"Offset {last_acked + 1} of {self.url} is no longer retained (the log begins at {bounds.first}): "
+                f"Batch {last_acked + 1} of {self.url} is no longer retained (the log begins at offset {first}): "
                 "bootstrap the consumer again."
             )
+        return offset
+
+    # --- what differs in an object log ---------------------------------------------------------------------------
+
+    def _look(self) -> tuple[LogReading, int]:
+        """The log as one call reads it, and its end."""
+        return self._log, self._log.end().next
+
+    def _may_exist(self, log: LogReading) -> bool:
+        """False if the slot does not exist, whatever is stored of it."""
+        return True
+
+    def _claim(self, holder: str) -> Slot:
+        return self._log.slots.claim(self.slot, holder)
+
+    def _sequence_at(self, log: LogReading, offset: int) -> int:
+        """The sequence at which a consumer at this offset goes on."""
+        return offset
+
+    def _offset_at(self, log: LogReading, sequence: int) -> int:
+        """The offset at which a consumer at this sequence goes on."""
+        return sequence
+
+    def _size_from(self, log: LogReading, offset: int) -> int | None:
+        """The stored bytes from an offset on; None if the log does not know that."""
+        return None
+
+    def _descriptor(self, span: Span) -> Descriptor:
+        where = f"{self.url} offsets {span.first} to {span.next - 1}"
+        end = cursor_after(Cursor(self._log.log_id, span.first), span)
+        return SpanDescriptor(span.first, span.next - 1, where, span, end.term, end.fingerprint)
+
+    def _cursor_after(self, descriptor: Descriptor) -> Cursor:
+        """The cursor after a batch; ``Diverged`` if the log has another one in its place."""
+        found = _span(descriptor)
+        upto = cursor_after(Cursor(self._log.log_id, found.start), found.span)
+        self._planned(self._log, upto, Limit(batches=1))
+        return upto
+
+    def _check_moved_back(self, reached: Cursor, position: int) -> None:
+        """``Diverged`` unless the log is the same up to what was reached: a new primary may have an older position."""
+        self._planned(self._log, reached, Limit(batches=1))
+
+    def fetcher(self) -> Fetcher:
+        """The reader of the batches."""
+        return SpanFetcher()
 
     @property
     def _where(self) -> str:
@@ -173,13 +240,13 @@ class SlotQueue:
     def _own_state(self) -> SlotState:
         """The slot, if this consumer still holds it and it is valid; ``Fenced`` or ``SlotInvalid`` otherwise.
 
-        A new primary may have an older position of the slot: then it is moved up again, if the log is the same up to
-        there; ``Diverged`` if it is not.
+        ``Diverged`` if it is before a position that it had under the same claim, unless a new primary may have an older
+        one: then it is moved up again, if the log is the same up to there.
         """
         slot, reached = self._own, self._reached  # read first: another thread may be acknowledging
         state = self._held(slot)
         if reached is not None and state.position < reached.next:
-            self._planned(reached, Limit(batches=1))
+            self._check_moved_back(reached, state.position)
             self._advance(reached)
             state = self._held(slot)
         return state
@@ -193,35 +260,51 @@ class SlotQueue:
         return state
 
     def _gone(self) -> SlotInvalid:
-        last = -1 if self._reached is None else self._reached.next - 1
         return SlotInvalid(
             f"{self._where} is gone: it was dropped, or another node leads now, which does not know it. Open a new "
-            f"consumer with last_acked={last} to continue after what this one has acknowledged."
+            f"consumer with last_acked={self._acknowledged - 1} to continue after what this one has acknowledged."
         )
 
     # --- reading ------------------------------------------------------------------------------------------------
 
     def peek(self, since: int, limit: int | None = None) -> PeekedBatches:
-        """Consecutive batches from an offset on; ``Fenced``, or ``SlotInvalid`` if nothing pins them any more."""
-        end = self._log.end().next
-        state = self._own_state()  # after the end: everything below it was pinned when it was read
-        self._check_given(since)
-        found = self._planned(self._cursor(since), Limit(batches=None if limit is None else max(1, limit)))[:limit]
-        if found and (self._given is None or found[-1].next > self._given.next):
-            self._given = cursor_after(self._cursor(since), found[-1])
+        """Consecutive batches from ``since`` on; ``Fenced``, or ``SlotInvalid`` if nothing pins them any more."""
+        log, end = self._look()
+        state = self._own_state()  # after the look: everything below the end was pinned when it was read
+        at = self._cursor(log, since)
+        found = self._planned(log, at, Limit(batches=None if limit is None else max(1, limit)))[:limit]
+        descriptors = tuple(map(self._descriptor, found))
+        if found and (self._given is None or found[-1].next > self._given[0].next):
+            self._given = cursor_after(at, found[-1]), descriptors[-1].sequence + 1
         return PeekedBatches(
-            tuple(map(self._descriptor, found)),
-            length=max(0, end - max(state.position, self._acknowledged)),
+            descriptors,
+            length=max(0, self._sequence_at(log, end) - self._acknowledged),
             records=max(0, end - state.position),
+            size=self._size_from(log, state.position),
         )
 
-    def _cursor(self, offset: int) -> Cursor:
-        given = self._given
-        return given if given is not None and given.next == offset else Cursor(self._log.log_id, offset)
+    def between(self, first: int, last: int) -> Sequence[Descriptor]:
+        """The batches ``first`` through ``last``; ``CursorExpired`` if some are deleted, ``Fenced``."""
+        log, end = self._look()
+        self._own_state()
+        following = self._sequence_at(log, end)
+        if first >= following:
+            return ()
+        upto = end if last + 1 >= following else self._offset_at(log, last + 1)
+        return tuple(map(self._descriptor, self._planned(log, self._cursor(log, first), Limit(upto=upto))))
 
-    def _planned(self, since: Cursor, limit: Limit) -> Sequence[Span]:
+    def _cursor(self, log: LogReading, sequence: int) -> Cursor:
+        """The cursor at a sequence; ``Diverged`` if the last batch that was given is not the log's any more."""
+        if self._given is not None:
+            given, following = self._given
+            if following == sequence:
+                return given
+            self._planned(log, given, Limit(batches=1))
+        return Cursor(self._log.log_id, self._offset_at(log, sequence))
+
+    def _planned(self, log: LogReading, since: Cursor, limit: Limit) -> Sequence[Span]:
         try:
-            return self._log.plan(since, limit)
+            return log.plan(since, limit)
         except Diverged as error:
             raise Diverged(
                 f"{self.url} has another history than this consumer was given, up to offset {since.next}: the log was "
@@ -229,41 +312,15 @@ class SlotQueue:
                 f"of the other history, and open a new consumer. {error}"
             ) from error
 
-    def _check_given(self, since: int) -> None:
-        """``Diverged`` if the last batch that was given is not the log's any more."""
-        given = self._given
-        if given is not None and given.next != since:
-            self._planned(given, Limit(batches=1))
-
-    def _descriptor(self, span: Span) -> SpanDescriptor:
-        where = f"{self.url} offsets {span.first} to {span.next - 1}"
-        end = cursor_after(Cursor(self._log.log_id, span.first), span)
-        return SpanDescriptor(span.first, span.next - 1, where, span, end.term, end.fingerprint)
-
-    def between(self, first: int, last: int) -> Sequence[Descriptor]:
-        """The batches with the offsets ``first`` through ``last``; ``CursorExpired`` if some are gone, ``Fenced``."""
-        end = self._log.end().next
-        self._own_state()
-        if first >= end:
-            return ()
-        self._check_given(first)
-        return tuple(map(self._descriptor, self._planned(self._cursor(first), Limit(upto=min(end, last + 1)))))
-
-    def fetcher(self) -> SpanFetcher:
-        """The reader of the batches."""
-        return SpanFetcher()
-
     # --- acknowledging ------------------------------------------------------------------------------------------
 
     def acknowledge(self, through: Descriptor) -> None:
         """Durably move the slot past this batch; ``Diverged`` if the log has another one in its place."""
-        found = _span(through)
-        upto = cursor_after(Cursor(self._log.log_id, found.start), found.span)
-        self._planned(upto, Limit(batches=1))
+        upto = self._cursor_after(through)
         self._advance(upto)
         if self._reached is None or upto.next > self._reached.next:
             self._reached = upto
-        self._acknowledged = max(self._acknowledged, upto.next)
+        self._acknowledged = max(self._acknowledged, through.sequence + 1)
 
     def _advance(self, to: Cursor) -> None:
         try:

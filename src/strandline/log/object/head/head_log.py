@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import Generic, TypeVar
+from uuid import UUID
 
 from strandline.errors import NotReady
 from strandline.log.contract import LogReading
 from strandline.log.lacking import OptionalCalls
 from strandline.log.object.head.edits import bounds_of
 from strandline.log.object.head.index import Chunks, entries_from, entries_listed_since
-from strandline.log.produce.appending import Produces
 from strandline.log.read.planning import entries_after, plan_entries
 from strandline.log.slots import resume
 from strandline.log.writers.source import known_as
@@ -22,7 +22,7 @@ S = TypeVar("S", bound=Span)
 
 
 @checked
-class HeadLog(OptionalCalls, Produces, LogReading, ABC, Generic[S]):
+class HeadLog(OptionalCalls, LogReading, ABC, Generic[S]):
     """Finds batches in the head and its chunks. Safe in threads, if ``head`` is."""
 
     chunks: Chunks
@@ -84,3 +84,24 @@ class HeadLog(OptionalCalls, Produces, LogReading, ABC, Generic[S]):
         resume.check_cursor(since, Cursor(self.log_id, 0), bounds_of(head))
         entries = entries_after(since, head.floor, lambda offset: entries_from(head, offset, self.chunks))
         return [self._span(*planned) for planned in plan_entries(entries, since.next, limit)]
+
+
+class HeadView(HeadLog[S]):
+    """A log as its head is now: several reads of the view agree, and the head is read once."""
+
+    def __init__(self, log: HeadLog[S]) -> None:
+        self.chunks = log.chunks
+        self._log = log
+        self._head = log.head()
+
+    @property
+    def log_id(self) -> UUID:
+        """The log's identity."""
+        return self._head.log_id
+
+    def head(self) -> Head:
+        """The head as it was read."""
+        return self._head
+
+    def _span(self, entry: Entry, first: int, end: int) -> S:
+        return self._log._span(entry, first, end)  # noqa: SLF001 - the same class
