@@ -5,22 +5,21 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Mapping
-from typing import Any, Final, Literal, TypeAlias, overload
+from typing import Any, Final, TypeAlias, overload
 
-from strandline.compat.v1.log import QueueLog, open_queue
+from strandline.compat.v1.log import NamedFormat, QueueLog, open_format
 from strandline.errors import InvalidInput, Unsupported
 from strandline.log.lacking import OPTIONAL_CALLS
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
-from strandline.model.addresses import NODE_SCHEMES, Address, as_address, local_path, refuse_credentials, split_address
+from strandline.model.addresses import NODE_SCHEMES, Address, ParsedAddress, refuse_credentials
 from strandline.model.arguments import checked
 from strandline.model.retention import Retention, SlotLimits
-from strandline.node.flight.client.channel import TIMEOUT
 from strandline.node.flight.client.node_channels import ReadFrom
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.objects.store import ObjectStore
 from strandline.tier.opening import tiered
 from strandline.tier.read.tiered_log import TieredLog
@@ -28,8 +27,11 @@ from strandline.values.contract import Codec
 
 __all__ = ["AddressedLog", "open_url"]
 
-AddressedLog: TypeAlias = ObjectLog | TieredLog | WalLog | WalReader | RemoteLog | QueueLog
+OpenedLog: TypeAlias = ObjectLog | TieredLog | WalLog | WalReader | RemoteLog
 """The kinds of logs that ``open`` returns, by the scheme of the address."""
+
+AddressedLog: TypeAlias = OpenedLog | QueueLog
+"""The same, and queues of version 1."""
 
 _STORES: Final = ("s3", "gs", "az", "file", "memory")
 _SCHEMES: Final = (*_STORES, "wal", *NODE_SCHEMES)
@@ -39,13 +41,9 @@ _SCHEMES: Final = (*_STORES, "wal", *NODE_SCHEMES)
 def open_url(
     address: Address | ObjectStore,
     *,
-    format: Literal["queue-v1"],
-    manifest: str = ...,
-    data: str = ...,
-    grace: float = ...,
+    format: NamedFormat,
     options: Mapping[str, str] | None = ...,
     clock: Clock = ...,
-    chance: Chance = ...,
 ) -> QueueLog: ...
 
 
@@ -62,18 +60,16 @@ def open_url(
     options: Mapping[str, str] | None = ...,
     events_options: Mapping[str, Any] | None = ...,
     security: ClientSecurity | None = ...,
-    timeout: float = ...,
     read_from: ReadFrom = ...,
     clock: Clock = ...,
-    chance: Chance = ...,
-) -> ObjectLog | TieredLog | WalLog | WalReader | RemoteLog: ...
+) -> OpenedLog: ...
 
 
 @checked
 def open_url(
     address: Address | ObjectStore,
     *,
-    format: Literal["queue-v1"] | None = None,  # noqa: A002 - as in Spark
+    format: NamedFormat | None = None,  # noqa: A002 - as in Spark
     create: bool = False,
     read_only: bool = False,
     retention: str | Retention | None = None,
@@ -82,13 +78,8 @@ def open_url(
     options: Mapping[str, str] | None = None,
     events_options: Mapping[str, Any] | None = None,
     security: ClientSecurity | None = None,
-    timeout: float = TIMEOUT,
     read_from: ReadFrom = "primary",
     clock: Clock = CLOCK,
-    chance: Chance = CHANCE,
-    manifest: str | None = None,
-    data: str | None = None,
-    grace: float | None = None,
 ) -> AddressedLog:
     """Open the log at an address. With a cold tier attached, it is read across both tiers.
 
@@ -99,7 +90,7 @@ def open_url(
 
     Args:
         address: The address; for an object log also its store.
-        format: ``"queue-v1"`` for a queue of version 1, whose parts ``manifest``, ``data`` and ``grace`` describe.
+        format: ``"queue-v1"`` for a queue of version 1, or a ``sl.compat.QueueFormat`` with other paths.
         create: Create an object log or a write-ahead log if there is none. Otherwise, opening changes nothing.
         read_only: Read a write-ahead log beside the process that writes it.
         retention: What a new object log keeps: ``"forever"`` (by default), ``"consumed"``, ``"age:7d"``,
@@ -110,13 +101,8 @@ def open_url(
         options: Settings of the object store, by obstore's names; they win over the environment's.
         events_options: Settings of the Kafka client, if the cold tier's events are in Kafka.
         security: The token, and the certificates, for a node.
-        timeout: Seconds that a node may take to answer.
         read_from: With the addresses of several nodes: read from the ``"primary"``, or from ``"replicas"`` if possible.
         clock: The clock, for tests.
-        chance: Random numbers, for tests.
-        manifest: Where a queue of version 1 has its manifest.
-        data: Where it has its batches.
-        grace: Seconds that its trimmers wait; the same for all of its producers and trimmers.
 
     Raises ``NotALog`` if there is none, ``WrongKind`` if something else is there, ``UnsupportedVersion`` if it is newer
     than this program, ``Fenced`` if another process writes the write-ahead log.
@@ -128,44 +114,31 @@ def open_url(
     Traceback (most recent call last):
     strandline.errors.InvalidInput: There are no logs at grcp://: did you mean grpc://?
     """
-    scheme = scheme_of(address)
-    parts: dict[str, Any] = {"manifest": manifest, "data": data, "grace": grace}
+    place = None if isinstance(address, ObjectStore) else log_place(address)
     if format is not None:
-        queue = {name: part for name, part in parts.items() if part is not None}
-        return open_queue(address, options=options, clock=clock, chance=chance, **queue)
-    node = {
-        "timeout": None if timeout == TIMEOUT else timeout,
-        "read_from": None if read_from == "primary" else read_from,
-    }
-    _only(scheme, NODE_SCHEMES, "a node (grpc://)", security=security, **node)
+        return open_format(address, format, options=options, clock=clock)
+    scheme = "file" if place is None else place.scheme
+    from_ = None if read_from == "primary" else read_from
+    _only(scheme, NODE_SCHEMES, "a node (grpc://)", security=security, read_from=from_)
     _only(scheme, ("wal",), "a write-ahead log (wal://)", read_only=read_only or None)
     _only(scheme, _STORES, "an object log", retention=retention, limits=limits)
-    _only(scheme, (), "a queue of version 1 (format='queue-v1')", **parts)
-    if scheme in NODE_SCHEMES:
+    if place is not None and place.is_node:
         if value is not None:
             raise Unsupported(f"{address} is a node's log: {OPTIONAL_CALLS['value']}")
         _only(scheme, (*_STORES, "wal"), "a log that this process creates", create=create or None, options=options)
-        return RemoteLog(_text(address), security=security, timeout=timeout, read_from=read_from, clock=clock)
+        return RemoteLog(place.text, security=security, read_from=read_from, clock=clock)
     tiers: dict[str, Any] = {"options": options, "events_options": events_options, "clock": clock}
-    if scheme != "wal":
+    if place is None or not place.is_wal or place.folder is None:
         found = open_log(
-            address,
-            create=create,
-            retention=retention,
-            limits=limits,
-            value=value,
-            options=options,
-            clock=clock,
-            chance=chance,
+            address, create=create, retention=retention, limits=limits, value=value, options=options, clock=clock
         )
         return tiered(found, **tiers)
-    folder = wal_path(_text(address))
     if read_only:
         _only(scheme, (), "the process that writes the log (without read_only=)", create=create or None)
-        reader = WalReader(folder, clock=clock)
+        reader = WalReader(place.folder, clock=clock)
         reader.check_value(value)
         return tiered(reader, **tiers)
-    log = WalLog.open(folder, create=create, value=value, clock=clock, chance=chance)
+    log = WalLog.open(place.folder, create=create, value=value, clock=clock)
     try:
         return tiered(log, close_hot=True, **tiers)
     except BaseException:
@@ -173,32 +146,17 @@ def open_url(
         raise
 
 
-def _text(address: Address | ObjectStore) -> str:
-    return address.url if isinstance(address, ObjectStore) else as_address(address)
-
-
-def scheme_of(address: Address | ObjectStore) -> str:
-    """The scheme of a log's address; ``InvalidInput`` for one that no log has."""
-    if isinstance(address, ObjectStore):
-        return "file"
-    url = as_address(address)
-    scheme = split_address(url).scheme if "://" in url else "file"
-    if scheme not in _SCHEMES:
-        refuse_credentials(url, "give them in the environment, or as options")
-        near = difflib.get_close_matches(scheme, _SCHEMES, 1)
+def log_place(address: Address) -> ParsedAddress:
+    """What the address of a log says; ``InvalidInput`` for one that no log has."""
+    place = ParsedAddress.of(address)
+    if place.scheme not in _SCHEMES:
+        refuse_credentials(place.text, "give them in the environment, or as options")
+        near = difflib.get_close_matches(place.scheme, _SCHEMES, 1)
         known = ", ".join(f"{name}://" for name in _SCHEMES)
         raise InvalidInput(
-            f"There are no logs at {scheme}://: " + (f"did you mean {near[0]}://?" if near else f"use {known}.")
+            f"There are no logs at {place.scheme}://: " + (f"did you mean {near[0]}://?" if near else f"use {known}.")
         )
-    return scheme
-
-
-def wal_path(url: str) -> str:
-    """The folder that an address of a write-ahead log names."""
-    parts = split_address(url)
-    if parts.netloc or parts.path.strip("/") == "":
-        raise InvalidInput(f"{url!r} names no folder of this machine: write wal:///absolute/path.")
-    return local_path(url)
+    return place
 
 
 def _only(scheme: str, schemes: tuple[str, ...], what: str, **given: Any) -> None:

@@ -17,7 +17,7 @@ import pytest
 import strandline as sl
 from strandline.cli.cold.segments import Stretch, newest, picture, stretches
 from strandline.cli.cold.tier import FENCED
-from strandline.cli.shared.common import wal_folder
+from strandline.cli.shared.any_log import LogPlace
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.log.findings import FindingKind, Severity
 from strandline.log.object.log import open_log
@@ -570,10 +570,10 @@ def test_a_write_ahead_log_that_is_open_elsewhere_is_looked_at_and_not_tiered(ru
 
 def test_a_folder_is_distinguished_from_an_address(folder: Path, log: str) -> None:
     fill(log, 1)
-    assert wal_folder(str(folder)) == wal_folder(folder.as_uri()) == str(folder)
-    assert wal_folder(log) is wal_folder(f"{log}-absent") is wal_folder("s3://bucket/log") is None
+    assert LogPlace(str(folder)).folder == LogPlace(folder.as_uri()).folder == str(folder)
+    assert LogPlace(log).folder is LogPlace(f"{log}-absent").folder is LogPlace("s3://bucket/log").folder is None
     (folder / "log.json").write_bytes(b"{")
-    assert wal_folder(str(folder)) == str(folder)
+    assert LogPlace(str(folder)).folder == str(folder)
 
 
 def test_a_restored_log_is_refused_with_the_command_that_truncates_its_cold_tier(

@@ -14,7 +14,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from strandline.cli.app import COMMANDS, USAGE_ERROR, imported_command
+from strandline.cli.app import COMMANDS, USAGE_ERROR, app, imported_command
 from tests.docs.pages import FENCE, HOME, blocks
 
 PAGES = sorted([*(HOME / "docs").rglob("*.md"), HOME / "README.md", HOME / "examples" / "README.md"])
@@ -64,7 +64,7 @@ def check_command(words: list[str]) -> None:
     if words[0] not in COMMANDS:
         raise Mistaken(f"{said}: there is no such command")
     command, words = imported_command(words[0]), words[1:]
-    context = typer.Context(command)
+    context = typer.Context(command, parent=typer.Context(typer.main.get_command(app)))
     while isinstance(command, TyperGroup):
         rest = command.make_parser(context).parse_args(list(words))[1]
         if rest and rest[0] in command.commands:

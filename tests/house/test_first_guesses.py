@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import strandline as sl
-from strandline.errors import InvalidInput, StrandlineError
+from strandline.errors import StrandlineError
 
 Guess = Callable[[Any, Path], object]
 
@@ -119,11 +119,6 @@ def test_a_timestamp_may_be_a_datetime_with_a_time_zone(log: Any) -> None:
         producer.append(value=b"c", timestamp=at)
     (batch,) = log.read(2)
     assert batch["timestamp"].to_pylist() == [at]
-
-
-def test_an_option_of_queues_of_version_1_is_still_refused_by_its_purpose(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="grace= is for a queue of version 1"):
-        sl.open(tmp_path / "new", create=True, grace=5.0)  # type: ignore[call-overload]
 
 
 def test_open_is_called_open_in_help_and_can_be_pickled() -> None:

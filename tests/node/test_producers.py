@@ -69,7 +69,7 @@ def test_an_append_whose_answer_is_lost_on_the_way_is_listed_once(primary: sl.no
     with TcpProxy() as line:
         line.lead_to(int(primary.url.rpartition(":")[2]))
         with (
-            sl.open(f"grpc://127.0.0.1:{line.port}", timeout=0.5) as log,
+            sl.node.RemoteLog(f"grpc://127.0.0.1:{line.port}", timeout=0.5) as log,
             log.producer(linger=NEVER) as producer,
         ):
             producer.append(value=b"a")
@@ -187,7 +187,7 @@ def test_a_producer_whose_line_breaks_again_and_again_lists_each_record_once_and
 
         breaking = threading.Thread(target=break_it, daemon=True)
         breaking.start()
-        with sl.open(f"grpc://127.0.0.1:{line.port}", timeout=1.0) as log:
+        with sl.node.RemoteLog(f"grpc://127.0.0.1:{line.port}", timeout=1.0) as log:
             handles = []
             with log.producer(linger=0.0, batch_bytes=2000) as producer:
                 while not enough.is_set():

@@ -86,7 +86,7 @@ def test_a_node_is_opened_by_its_address(tmp_path: Path) -> None:
         ("wal:///srv/orders", {"retention": "consumed"}, r"retention= is for an object log, not for wal://\.$"),
         ("wal:///srv/orders", {"security": sl.node.ClientSecurity()}, r"security= is for a node \(grpc://\)"),
         ("memory://orders", {"read_only": True}, r"read_only= is for a write-ahead log \(wal://\), not for memory://"),
-        ("memory://orders", {"manifest": "m"}, r"manifest= is for a queue of version 1"),
+        ("memory://orders", {"format": "queue-v9"}, r"open: format is "),
         ("wal:///srv/orders", {"read_only": True, "create": True}, r"create= is for the process that writes"),
         (7, {}, r"address is "),
         (b"memory://x", {}, r"address is "),
@@ -109,5 +109,5 @@ def test_a_path_is_an_object_log_and_something_else_there_is_named(tmp_path: Pat
 
 def test_help_shows_every_argument() -> None:
     shown = inspect.signature(sl.open).parameters
-    assert {"create", "read_only", "retention", "limits", "options", "security", "timeout"} <= set(shown)
+    assert {"create", "read_only", "retention", "limits", "options", "security", "read_from"} <= set(shown)
     assert all(f"{name}: " in (sl.open.__doc__ or "") for name in shown)

@@ -30,7 +30,7 @@ from strandline.log.object.staging import MOST_BATCHES, StagedAppend
 from strandline.log.read.planning import cursor_after, divided
 from strandline.log.read.reading import fetch_in_order, read_between
 from strandline.log.writers.source import source_writer
-from strandline.model.addresses import Address, as_address, is_node_address
+from strandline.model.addresses import Address, ParsedAddress
 from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.head import SourceProof
@@ -190,8 +190,8 @@ def _check_address(target: object) -> None:
     """Refuse the address of another kind of log, before one is created there."""
     if not isinstance(target, (str, PathLike)):
         return
-    address = as_address(target)
-    if address.startswith("wal:") or is_node_address(address):
+    place = ParsedAddress.of(target)
+    if place.is_wal or place.is_node:
         raise _no_object_log(str(target))
 
 

@@ -22,7 +22,7 @@ from rich.text import Text
 
 import strandline as sl
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import Json, guarded
+from strandline.cli.shared.common import guarded
 from strandline.errors import StrandlineError
 
 _RULE: Final = 100
@@ -91,7 +91,6 @@ def compare(table: str, truth: dict[bytes, bytes]) -> dict[str, int]:
 def quickstart(
     *,
     changes: Annotated[int, typer.Option(metavar="N", min=10, help="How many changes to append.")] = 40_000,
-    json: Json = False,
 ) -> None:
     """Append, follow into a Delta table, kill the follower half-way, resume, compare. Needs neither Spark nor Java.
 
@@ -100,35 +99,35 @@ def quickstart(
     home = Path(tempfile.mkdtemp(prefix="strandline-quickstart-"))
     began = time.monotonic()
     try:
-        facts = _run(str(home / "log"), str(home / "table"), changes, quiet=json)
+        facts = _run(str(home / "log"), str(home / "table"), changes)
     finally:
         shutil.rmtree(home, ignore_errors=True)
     facts["seconds"] = round(time.monotonic() - began, 1)
     verdict = ("EXACT" if facts["exact"] else "WRONG", "bold")
-    show.answer(facts, Text.assemble(verdict, f" after {show.seconds(facts['seconds'])}"), as_json=json)
+    show.answer(facts, Text.assemble(verdict, f" after {show.seconds(facts['seconds'])}"))
     if not facts["exact"]:
         raise typer.Exit(1)
 
 
-def _run(url: str, table: str, changes: int, *, quiet: bool) -> dict[str, Any]:
-    if not quiet:
+def _run(url: str, table: str, changes: int) -> dict[str, Any]:
+    if not show.for_programs():
         _print_source()
-    _say(quiet, "append", f"{changes:,} changes to {url}")
+    _say("append", f"{changes:,} changes to {url}")
     truth = append(url, changes)
     end = sl.open(url).bounds().next
-    _say(quiet, "", f"the log ends at offset {end:,}; {len(truth):,} keys are alive")
-    _say(quiet, "follow", "into a Delta table, in a process of its own …")
+    _say("", f"the log ends at offset {end:,}; {len(truth):,} keys are alive")
+    _say("follow", "into a Delta table, in a process of its own …")
     killed_at = follow_and_kill(url, table)
     left = show.counted(end - killed_at, "record")
-    _say(quiet, "kill", f"SIGKILL; the table is at offset {killed_at:,}, {left} still to come")
+    _say("kill", f"SIGKILL; the table is at offset {killed_at:,}, {left} still to come")
     if not 0 < killed_at < end:
         raise StrandlineError("The follower was not caught half-way; run it again, or with more --changes.")
     before = compare(table, truth)
-    _say(quiet, "", f"compared with the truth now: {_words(before)}")
-    _say(quiet, "resume", "from the cursor that the table itself carries; no checkpoint, nothing to clean up")
+    _say("", f"compared with the truth now: {_words(before)}")
+    _say("resume", "from the cursor that the table itself carries; no checkpoint, nothing to clean up")
     follow(url, table)
     after = compare(table, truth)
-    _say(quiet, "compare", f"with the truth: {_words(after)}")
+    _say("compare", f"with the truth: {_words(after)}")
     wrong = {name: count for name, count in after.items() if name != "rows" and count}
     return {
         "changes": changes,
@@ -143,8 +142,8 @@ def _words(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
 
-def _say(quiet: bool, step: str, text: str) -> None:
-    if not quiet:
+def _say(step: str, text: str) -> None:
+    if not show.for_programs():
         show.out().print(show.labelled(Text(f"{step:>8}", "bold cyan"), text))
 
 

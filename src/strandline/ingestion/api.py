@@ -15,7 +15,7 @@ from strandline.ingestion.kafka import KafkaPartition
 from strandline.ingestion.log_sink import TargetLog
 from strandline.ingestion.run import Ingested, IngestProgress, ingest_log
 from strandline.log.contract import Log
-from strandline.model.addresses import Address, as_address, split_address
+from strandline.model.addresses import Address, ParsedAddress
 from strandline.model.arguments import checked
 from strandline.model.cursor import Start
 from strandline.opening import open_url
@@ -103,14 +103,14 @@ def _opened_source(source: Address | Log, options: Mapping[str, Any], opened: co
 
 def open_source(address: Address, **options: Any) -> Any:
     """The source at an address; a write-ahead log is opened for reading."""
-    url = as_address(address)
-    match split_address(url).scheme if "://" in url else "file":
+    place = ParsedAddress.of(address)
+    match place.scheme:
         case "kafka":
-            return KafkaPartition(url, **_stream_options(options))
+            return KafkaPartition(place.text, **_stream_options(options))
         case "nats" | "tls":
-            return JetStreamSource(url, **_stream_options(options))
+            return JetStreamSource(place.text, **_stream_options(options))
         case "wal":
-            return open_url(url, **{"read_only": True, **options})
+            return open_url(address, **{"read_only": True, **options})
     return open_url(address, **options)
 
 
@@ -129,9 +129,8 @@ def _opened_target(target: Address | TargetLog, options: Mapping[str, Any], open
 
 def open_target(address: Address, **options: Any) -> Any:
     """The target at an address; an object log or a write-ahead log is created if there is none."""
-    url = as_address(address)
-    scheme = split_address(url).scheme if "://" in url else "file"
-    return open_url(address, **options) if scheme.startswith("grpc") else open_url(address, create=True, **options)
+    is_node = ParsedAddress.of(address).is_node
+    return open_url(address, **options) if is_node else open_url(address, create=True, **options)
 
 
 def _closed_at_end(log: Any, opened: contextlib.ExitStack) -> Any:

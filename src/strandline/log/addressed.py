@@ -8,7 +8,7 @@ from os import PathLike
 from typing import TypeVar, cast
 
 from strandline.lazy_names import open_address
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, ParsedAddress
 from strandline.storage.closing import Closing
 
 L = TypeVar("L")
@@ -29,7 +29,7 @@ def log_at(log: L | Address, *, changes_slots: bool = False) -> Iterator[L]:
     if not isinstance(log, str | PathLike):
         yield log
         return
-    beside = as_address(log).startswith("wal:") and not changes_slots
+    beside = ParsedAddress.of(log).is_wal and not changes_slots
     found = open_address(log, read_only=True) if beside else open_address(log)
     try:
         yield cast("L", found)

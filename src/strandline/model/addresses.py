@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated, Final, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, Final, Self, TypeAlias
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from strandline.errors import InvalidInput
@@ -94,14 +95,48 @@ def split_address(address: str) -> SplitResult:
         raise InvalidInput(f"{address!r} is no address ({error}): write one such as s3://bucket/orders.") from error
 
 
-def is_node_address(address: str) -> bool:
-    """Whether an address is that of a node, or of several.
+@dataclass(frozen=True, slots=True)
+class ParsedAddress:
+    """What an address says by itself: its scheme, and the folder of this machine that it names."""
 
-    >>> is_node_address("grpc+tls://db1:7007"), is_node_address("wal:///data/orders"), is_node_address("grpc")
-    (True, False, False)
-    """
-    scheme, colon, _ = address.partition(":")
-    return bool(colon) and scheme.lower() in NODE_SCHEMES
+    text: str
+    scheme: str
+    """In lower case; that of a path is ``file``."""
+
+    @classmethod
+    def of(cls, address: Address) -> Self:
+        """Parse an address; ``InvalidInput`` where :func:`as_address` raises it.
+
+        >>> ParsedAddress.of("data/orders").scheme, ParsedAddress.of("grpc+tls://db1:7007").is_node
+        ('file', True)
+        """
+        text = as_address(address)
+        return cls(text, split_address(text).scheme if "://" in text else "file")
+
+    @property
+    def is_node(self) -> bool:
+        """Whether it is that of a node, or of several."""
+        return self.scheme in NODE_SCHEMES
+
+    @property
+    def is_wal(self) -> bool:
+        """Whether it says that the folder is one of a write-ahead log."""
+        return self.scheme == "wal"
+
+    @property
+    def folder(self) -> str | None:
+        """The folder of this machine that it names; None for a bucket, a node, or memory.
+
+        >>> [ParsedAddress.of(text).folder for text in ("file:///data/a", "data/a", "wal:///data/a", "s3://bucket/a")]
+        ['/data/a', 'data/a', '/data/a', None]
+        """
+        if "://" not in self.text:
+            return self.text
+        if self.is_wal:
+            parts = split_address(self.text)
+            if parts.netloc or not parts.path.strip("/"):
+                raise InvalidInput(f"{self.text!r} names no folder of this machine: write wal:///absolute/path.")
+        return local_path(self.text) or None if self.scheme in ("file", "wal") else None
 
 
 def local_path(address: str) -> str:

@@ -12,17 +12,17 @@ from strandline.errors import InvalidInput
 from strandline.log.object import ObjectLog
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, ParsedAddress, as_address
 from strandline.node.api import Primary, Replica
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
-from strandline.opening import open_url
+from strandline.opening import AddressedLog, open_url
 from strandline.spark.options import NodeAccess, ReadOptions, parse_options
 from strandline.spark.storage_options import storage_options, with_redacted_names
 from strandline.tier.opening import tiered
 from strandline.tier.read.tiered_log import TieredLog
 
-SharedLog: TypeAlias = ObjectLog | TieredLog | WalLog | WalReader | RemoteLog | Primary | Replica
+SharedLog: TypeAlias = AddressedLog | Primary | Replica
 """A log that Spark's processes can open, too, by its address."""
 
 
@@ -51,11 +51,14 @@ def opened(log: SharedLog | Address, options: Mapping[str, str]) -> Iterator[Sha
             found.close()  # it is opened again when it is needed; a node's connection stays for the query's slot
 
 
-def opened_log(options: ReadOptions) -> SharedLog:
+def opened_log(options: ReadOptions) -> AddressedLog:
     """The log of a read, for planning; a write-ahead log is opened for reading."""
-    if options.is_node:
+    place, storage = ParsedAddress.of(options.url), options.storage or None
+    if options.queue is not None:
+        return open_url(options.url, format=options.queue, options=storage)
+    if place.is_node:
         return open_url(options.url, security=security_of(options.node), read_from=options.node.read_from)
-    return open_url(options.url, options=options.storage or None, read_only=options.url.startswith("wal:"))
+    return open_url(options.url, options=storage, read_only=place.is_wal)
 
 
 def security_of(access: NodeAccess) -> ClientSecurity | None:

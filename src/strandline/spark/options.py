@@ -7,11 +7,12 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
+from strandline.compat.v1.log import QueueFormat
 from strandline.errors import InvalidInput
 from strandline.log.slots.rules import check_name
-from strandline.model.addresses import as_address, is_node_address
+from strandline.model.addresses import ParsedAddress
 from strandline.model.arguments import LARGEST_NUMBER, shown
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, microseconds
 from strandline.model.retention import parse_seconds
@@ -59,14 +60,6 @@ _DIGITS: Final = len(str(LARGEST_NUMBER))
 
 
 @dataclass(frozen=True, slots=True)
-class QueuePaths:
-    """Paths of the manifest and the batches of a queue of version 1 in its store."""
-
-    manifest: str = "ingest/manifest"
-    data: str = "ingest"
-
-
-@dataclass(frozen=True, slots=True)
 class NodeAccess:
     """How a node is called to plan. Only the driver has it: executors read by the tickets of what was planned."""
 
@@ -103,14 +96,14 @@ class ReadOptions:
     resets_slot: bool = False
     decode: bool = False
     bad_rows: BadRows = "fail"
-    queue: QueuePaths | None = None
+    queue: QueueFormat | None = None
     storage: dict[str, str] = field(default_factory=dict, repr=False)
     node: NodeAccess = NodeAccess()
 
     @property
     def is_node(self) -> bool:
         """Whether the log is read from nodes."""
-        return is_node_address(self.url)
+        return ParsedAddress.of(self.url).is_node
 
 
 def parse_options(options: Mapping[str, str]) -> ReadOptions:
@@ -154,7 +147,7 @@ def node_access_of(given: Mapping[str, str], url: str) -> NodeAccess:
     """How nodes are called; ``InvalidInput`` if the log is not one of a node."""
     texts = {field: given.get(name.lower()) for field, name in _ACCESS.items()}
     named = [name for name in (*_ACCESS.values(), "readFrom") if name.lower() in given]
-    if not is_node_address(url):
+    if not ParsedAddress.of(url).is_node:
         if named:
             raise InvalidInput(f"{', '.join(named)} is for nodes (grpc://), not for {url}.")
         return NodeAccess()
@@ -206,15 +199,15 @@ def _bad_rows(given: Mapping[str, str]) -> BadRows:
     raise InvalidInput(f"badRows is 'fail' or 'null', not {shown(text)}.")
 
 
-def _queue(given: Mapping[str, str]) -> QueuePaths | None:
-    paths = {name: given[name] for name in ("manifest", "data") if name in given}
+def _queue(given: Mapping[str, str]) -> QueueFormat | None:
+    paths: dict[str, Any] = {name: given[name] for name in ("manifest", "data") if name in given}
     match given.get("logformat", "").strip().lower():
         case "":
             if paths:
                 raise InvalidInput(f"The option {min(paths)!r} is for queues: add .option('logFormat', '{QUEUE_V1}').")
             return None
         case "queue-v1":
-            return QueuePaths(**paths)
+            return QueueFormat(**paths)
     raise InvalidInput(f"logFormat is '{QUEUE_V1}', 'topic' or, for a log, left out; not {shown(given['logformat'])}.")
 
 
@@ -235,12 +228,12 @@ def given_options(options: Mapping[str, str], known: Sequence[str], what: str) -
 
 def shared_address(given: Mapping[str, str]) -> str:
     """The address of a log that all of Spark's processes can open."""
-    url = as_address(given["path"])
-    if url.startswith("memory:"):
+    place = ParsedAddress.of(given["path"])
+    if place.scheme == "memory":
         raise InvalidInput(
-            f"{url} is in one process's memory, but Spark works in others: use a file:// or bucket address."
+            f"{place.text} is in one process's memory, but Spark works in others: use a file:// or bucket address."
         )
-    return url
+    return place.text
 
 
 def _position(given: Mapping[str, str], name: str, default: Position) -> Position:

@@ -14,7 +14,7 @@ import pytest
 
 import strandline as sl
 from strandline.cli.logs.tail import _batches
-from strandline.cli.shared.any_log import log_place
+from strandline.cli.shared.any_log import LogPlace
 from strandline.log.wal.log import WalLog
 from tests.contracts.logs import append
 
@@ -161,7 +161,7 @@ def test_tail_follows_across_a_restart_of_the_node(tmp_path, capsys):
     first, last = threading.Event(), threading.Event()
 
     def follow(url: str) -> None:
-        with log_place(url).reading() as log:
+        with LogPlace(url).reading() as log:
             for batch in _batches(log, log.start(), lambda _: None, follow=True, limit=4):
                 found.extend(batch.column("value").to_pylist())
                 (last if len(found) == 4 else first).set()
@@ -193,7 +193,7 @@ def test_a_node_that_is_killed_again_and_again_is_produced_to_and_tailed_without
 
     node = run_node()
     tail = start("tail", f"grpc://{place}", "--from", "beginning", "--follow", "--limit", 400, "--json")
-    with sl.open(f"grpc://{place}", timeout=2.0) as log, log.producer(linger=0.0) as producer:
+    with sl.node.RemoteLog(f"grpc://{place}", timeout=2.0) as log, log.producer(linger=0.0) as producer:
         handles, first = [], ""
         for turn in range(4):
             if turn:

@@ -161,7 +161,7 @@ def test_a_shared_queue_is_as_far_behind_as_it_lists(run: Run, log: str) -> None
 
 def test_a_mistyped_manifest_is_not_taken_for_an_empty_queue(run: Run, log: str) -> None:
     fill_queue(log, 1)
-    done = run("lag", log, "--format", "queue-v1", "--manifest", "ingest/manifesto")
+    done = run("lag", log, "--format", "queue-v1:ingest/manifesto,ingest")
     assert done.exit_code == 1
     assert "There is no queue manifest at" in done.stderr
     assert len(done.stderr.splitlines()) == 1

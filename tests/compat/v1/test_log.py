@@ -256,7 +256,7 @@ def test_all_openers_of_a_queue_agree_on_its_identity_and_other_queues_differ(tm
 
 
 def test_the_front_opens_it_by_its_format(tmp_path):
-    log = sl.open(str(tmp_path / "queue"), format="queue-v1", manifest="in/list", data="in/data")
+    log = sl.open(str(tmp_path / "queue"), format=sl.compat.QueueFormat("in/list", "in/data"))
     assert isinstance(log, QueueLog)
     append(log, b"a", number=0)
     assert sorted(path.parent.name for path in (tmp_path / "queue").rglob("*") if path.suffix == ".batch") == ["data"]

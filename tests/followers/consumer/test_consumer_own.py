@@ -17,7 +17,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 import strandline as sl
-from strandline.compat.v1.log import open_queue
+from strandline.compat.v1.log import QueueFormat, open_queue
 from strandline.errors import (
     CursorExpired,
     Diverged,
@@ -608,7 +608,7 @@ class TestPlaces:
         with open_queue(open_store(url), manifest="m/manifest", data="m").producer() as producer:
             producer.produce([b"a"], b"payload")
         paths = {"manifest": "m/manifest", "data": "m"}
-        for place, options in ((url, {"format": "queue-v1", **paths}), (open_queue(url, **paths), {})):
+        for place, options in ((url, {"format": QueueFormat(**paths)}), (open_queue(url, **paths), {})):
             batch = sl.Consumer(place, trim_every=None, **options).next_batch()
             assert (batch.values, batch.metadata[0].payload) == ([b"a"], b"payload")
 

@@ -20,7 +20,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 import strandline as sl
-from strandline.compat.v1.log import QueueLog
+from strandline.compat.v1.log import QueueFormat, QueueLog
 from strandline.errors import OutcomeUnknown, OutOfOrder, ProducerFailed, StrandlineError
 from strandline.log.object import ObjectLog
 from strandline.model.head import Entry, WriterId
@@ -56,7 +56,7 @@ class Job:
 
     def open(self) -> ObjectLog | QueueLog:
         if self.queue:
-            return sl.open(self.url, format="queue-v1", grace=V1_GRACE, options=self.options)
+            return sl.open(self.url, format=QueueFormat(grace=V1_GRACE), options=self.options)
         return sl.open(self.url, options=self.options)
 
     def chance(self) -> random.Random:

@@ -15,6 +15,7 @@ import pytest
 
 import strandline as sl
 from strandline.bulk.verifying import verify as verify_log
+from strandline.compat.v1.log import QueueFormat
 from strandline.log.findings import Severity
 from tests.log.object.programs import SOON, V1_GRACE, Job, read_notes, start, tell, values_of
 from tests.servers import S3Server
@@ -298,7 +299,7 @@ def test_killing_many_more_of_them_loses_and_doubles_nothing(tmp_path: Path, s3_
 def test_killing_producers_consumers_and_trimmers_of_a_queue_of_version_1_loses_nothing(
     tmp_path: Path, s3_url: str, s3_server: S3Server
 ) -> None:
-    queue = sl.open(s3_url, format="queue-v1", grace=V1_GRACE, options=s3_server.options)
+    queue = sl.open(s3_url, format=QueueFormat(grace=V1_GRACE), options=s3_server.options)
     crew = Crew(tmp_path, QUEUE, url=s3_url, server=s3_server, queue=True)
     story = kill_in_a_loop(crew, lambda: None, kills=6, seed=4)
     assert set(story.killed) == set(QUEUE), "one of each role at least"
@@ -306,7 +307,7 @@ def test_killing_producers_consumers_and_trimmers_of_a_queue_of_version_1_loses_
     assert queue.manifest().entries == ()
     # Nothing is left of what was consumed, nor of what the killed had uploaded and never listed, once it is old. Nobody
     # writes any more, so that anything is old at once; a clock set ahead would not do, as the server's counts as well.
-    sl.open(s3_url, format="queue-v1", grace=0.001, options=s3_server.options).trim()
+    sl.open(s3_url, format=QueueFormat(grace=0.001), options=s3_server.options).trim()
     assert [item.path for item in queue.store.list("")] == [queue.manifest_path]
 
 

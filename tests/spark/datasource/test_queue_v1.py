@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from strandline.compat.v1.log import QueueLog, open_queue
+from strandline.compat.v1.log import QueueFormat, QueueLog, open_queue
 from strandline.errors import CursorExpired, InvalidInput, NotFound
 from strandline.spark.failures import unwrapped
-from strandline.spark.options import QueuePaths, parse_options
+from strandline.spark.options import parse_options
 from strandline.storage.objects.local import LocalStore
 from tests.compat.v1.filled_queues import append, fill
 
@@ -86,9 +86,9 @@ def test_a_stream_reads_batch_by_batch_goes_on_behind_its_checkpoint_and_notices
 
 
 def test_the_options_of_a_queue_are_named_and_checked():
-    assert parse_options({"path": "s3://b", "logFormat": "queue-v1"}).queue == QueuePaths("ingest/manifest", "ingest")
+    assert parse_options({"path": "s3://b", "logFormat": "queue-v1"}).queue == QueueFormat("ingest/manifest", "ingest")
     given = parse_options({"path": "s3://b", "logFormat": "Queue-V1", "manifest": "x/list", "data": "x/data"})
-    assert given.queue == QueuePaths("x/list", "x/data")
+    assert given.queue == QueueFormat("x/list", "x/data")
     assert parse_options({"path": "s3://b"}).queue is None
     with pytest.raises(InvalidInput, match="'queue-v1', 'topic' or, for a log, left out; not 'parquet'"):
         parse_options({"path": "s3://b", "logFormat": "parquet"})

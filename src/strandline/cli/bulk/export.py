@@ -13,7 +13,6 @@ from strandline.bulk.exporting import ExportManifest
 from strandline.bulk.exporting import export as export_range
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import LogPlace, on_any_log
-from strandline.cli.shared.common import Json
 from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.pools import Workers, task_pool
 from strandline.model.cursor import Start
@@ -48,7 +47,6 @@ def export(
     ] = None,
     format: Annotated[Format, typer.Option(help="Parquet, or a JSON document per line.")] = Format.PARQUET,  # noqa: A002
     workers: Workers = None,
-    json: Json = False,
 ) -> None:
     """Write the records of a range into files, each once and in order, with a manifest.
 
@@ -60,7 +58,7 @@ def export(
     told: list[int] = []
     with place.reading() as log, ExitStack() as shown:
         pool = task_pool(workers)  # before the bar: starting Spark takes seconds
-        advance = shown.enter_context(show.meter("exporting", total=None, quiet=json))
+        advance = shown.enter_context(show.meter("exporting", total=None))
         tell = show.so_far(advance)
 
         def on_progress(records: int, _: int) -> None:
@@ -88,7 +86,7 @@ def export(
         "new": is_new,
     }
     text = sentence(done, target, f"exported in {show.seconds(seconds)}" if is_new else "were exported before")
-    show.answer(fields, text if is_new else f"{text} {later(done.upto, end)}", as_json=json)
+    show.answer(fields, text if is_new else f"{text} {later(done.upto, end)}")
 
 
 def sentence(done: ExportManifest, target: str, what: str) -> str:

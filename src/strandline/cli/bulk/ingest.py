@@ -11,40 +11,33 @@ import typer
 
 import strandline as sl
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import Ca, Cert, Key, TokenFile
+from strandline.cli.shared.any_log import LogPlace, client_security, open_shared, refuse_access, wal_url
 from strandline.cli.shared.common import (
-    DATA,
     INTERRUPTED,
-    MANIFEST,
-    Data,
-    Json,
-    LogFormat,
-    Manifest,
-    TargetFormat,
-    guarded,
-    open_shared,
+    QueueFormatOption,
+    connecting,
     retention_option,
     stop_on_signal,
-    wal_folder,
 )
 from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import FollowerLag, Metrics, MetricsOpen, monitored
 from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
+from strandline.compat.v1.log import QueueFormat
 from strandline.errors import InvalidInput, NotALog, WrongKind
 from strandline.ingestion.api import open_source, open_target
 from strandline.ingestion.log_sink import LogSink
 from strandline.ingestion.run import Ingested, IngestProgress
 from strandline.ingestion.streams import MessageStream
+from strandline.model.addresses import ParsedAddress
 from strandline.model.cursor import Start
-from strandline.node.flight.security import ClientSecurity
 from strandline.storage.closing import Closing
 
 _START: Any = "beginning"  # given to the parser
 _PLACES = "a folder, file://, s3://, gs://, az://, wal:///folder or grpc://host:port"
 
 
-@guarded
+@connecting
 def ingest(
     source: Annotated[
         str,
@@ -79,18 +72,11 @@ def ingest(
             "--skip-trimmed", help="Continue without records that the source deleted before they were ingested."
         ),
     ] = False,
-    format: LogFormat = TargetFormat.LOG,  # noqa: A002
-    manifest: Manifest = MANIFEST,
-    data: Data = DATA,
+    format: QueueFormatOption = None,  # noqa: A002
     retention: Annotated[str | None, retention_option("What an object log that is made")] = None,
     workers: Workers = None,
     metrics: Metrics = None,
     metrics_open: MetricsOpen = False,
-    token: TokenFile = None,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
-    json: Json = False,
 ) -> None:
     """Append every record of a source to a log, each once and in order.
 
@@ -107,18 +93,16 @@ def ingest(
         raise InvalidInput("--metrics is for an ingest that goes on: add --follow.")
     if follow:
         log_to_stderr(logging.INFO)
-    security = ClientSecurity.load(roots=ca, certificate=cert, key=key, token=token)
+    refuse_access(source, target)
     with stop_on_signal() as stop, monitored(metrics, is_open=metrics_open) as health, ExitStack() as opened:
-        copied = _source(source, format, manifest, data, security)
-        into = open_target(
-            _place(target), **_options(target, security), **({"retention": retention} if retention else {})
-        )
+        copied = _source(source, format)
+        into = open_target(_place(target), **_options(target), **({"retention": retention} if retention else {}))
         for log in (copied, into):
             if isinstance(log, Closing):
                 opened.enter_context(log)
         began = time.monotonic()
         pool = task_pool(workers) if in_parallel else None
-        advance = opened.enter_context(show.meter("ingesting", total=None, quiet=json))
+        advance = opened.enter_context(show.meter("ingesting", total=None))
         tell = show.so_far(advance)
 
         known = LogSink(into).cursor(copied.log_id) if metrics is not None else None
@@ -162,26 +146,26 @@ def ingest(
         "seconds": round(seconds, 3),
         "finished": not interrupted,
     }
-    show.answer(fields, sentence(done, end, seconds), as_json=json)
+    show.answer(fields, sentence(done, end, seconds))
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
 
 def _place(place: str) -> str:
-    """The address; the folder of a write-ahead log is one, too."""
-    folder = wal_folder(place) if "://" not in place else None
-    return place if folder is None else f"wal://{folder}"
+    """The address; that of a path that holds a write-ahead log says so."""
+    folder = LogPlace(place).folder if "://" not in place else None
+    return place if folder is None else wal_url(folder)
 
 
-def _options(place: str, security: ClientSecurity | None) -> dict[str, Any]:
-    return {"security": security} if place.startswith("grpc") and security is not None else {}
+def _options(place: str) -> dict[str, Any]:
+    return {"security": client_security()} if ParsedAddress.of(place).is_node else {}
 
 
-def _source(place: str, kind: TargetFormat, manifest: str, data: str, security: ClientSecurity | None) -> Any:
-    if kind is TargetFormat.QUEUE_V1:
-        return open_shared(place, manifest=manifest, data=data)
+def _source(place: str, form: QueueFormat | None) -> Any:
+    if form is not None:
+        return open_shared(place, form)
     try:
-        return open_source(_place(place), **_options(place, security))
+        return open_source(_place(place), **_options(place))
     except NotALog as error:
         if isinstance(error, WrongKind) or "create one" not in str(error):
             raise

@@ -10,7 +10,8 @@ import typer
 
 from strandline.bulk.loading import load as load_files
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import OR_CREATE, Json, TruncateTimes, guarded, object_log_at
+from strandline.cli.shared.any_log import OR_CREATE, object_log_at
+from strandline.cli.shared.common import TruncateTimes, guarded
 from strandline.cli.shared.pools import Workers, task_pool
 
 
@@ -49,7 +50,6 @@ def load(
     truncate_times: TruncateTimes = False,
     workers: Workers = None,
     create: Annotated[bool, typer.Option("--create", help="Make the log if there is none.")] = False,
-    json: Json = False,
 ) -> None:
     """Append the rows of files to an object log: all of them or none, each once, files by name and rows in order.
 
@@ -65,7 +65,7 @@ def load(
     began = time.monotonic()
     log = object_log_at(url, create=create, hint=OR_CREATE)
     pool = task_pool(workers)
-    with show.meter("loading bytes", total=None, quiet=json) as advance:
+    with show.meter("loading bytes", total=None) as advance:
         tell = show.so_far(advance)
         done = load_files(
             sources,
@@ -96,4 +96,4 @@ def load(
             f"The log has job {job}: {show.counted(done.records, 'record')} of {files}, offsets {done.first:,} to "
             f"{done.first + done.records - 1:,} ({show.seconds(seconds)})."
         )
-    show.answer(fields, text, as_json=json)
+    show.answer(fields, text)

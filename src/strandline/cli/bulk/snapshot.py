@@ -14,7 +14,6 @@ from strandline.bulk.snapshot_building import build_snapshot
 from strandline.cli.bulk.export import later
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import LogPlace, on_any_log
-from strandline.cli.shared.common import Json
 from strandline.cli.shared.pools import Workers, task_pool
 
 
@@ -43,7 +42,6 @@ def snapshot(
         str | None, typer.Option(metavar="URL", help="Also publish it here, for stores that bootstrap.")
     ] = None,
     workers: Workers = None,
-    json: Json = False,
 ) -> None:
     """Seal the newest value of each key as a snapshot, from which a store bootstraps and follows on.
 
@@ -56,7 +54,7 @@ def snapshot(
     told: list[int] = []
     with place.reading() as log, ExitStack() as shown:
         pool = task_pool(workers)  # before the bar: starting Spark takes seconds
-        advance = shown.enter_context(show.meter("reducing records", total=None, quiet=json))
+        advance = shown.enter_context(show.meter("reducing records", total=None))
         tell = show.so_far(advance)
 
         def on_progress(records: int, _: int) -> None:
@@ -87,4 +85,4 @@ def snapshot(
     what = "is" if told else "was already"
     text = f"The state at offset {done.cursor.next:,} {what} sealed in {folder} ({show.size(size)}, "
     text += f"{show.seconds(seconds)}){'' if publish is None else f', and published at {publish}'}."
-    show.answer(fields, text if told else f"{text} {later(done.cursor.next, end)}", as_json=json)
+    show.answer(fields, text if told else f"{text} {later(done.cursor.next, end)}")

@@ -7,18 +7,9 @@ from typing import Annotated
 import typer
 
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import (
-    DATA,
-    MANIFEST,
-    Data,
-    Json,
-    Manifest,
-    confirm,
-    guarded,
-    object_log_at,
-    open_shared,
-    retention_option,
-)
+from strandline.cli.shared.any_log import object_log_at, open_shared
+from strandline.cli.shared.common import QueueFormatOption, confirm, guarded, retention_option
+from strandline.compat.v1.log import QueueFormat
 from strandline.compat.v1.upgrade import UpgradeProgress
 from strandline.compat.v1.upgrade import upgrade as copy
 
@@ -30,8 +21,7 @@ def upgrade(
         str, typer.Argument(metavar="TARGET_URL", help="The log to copy into; made if there is none.")
     ],
     *,
-    manifest: Manifest = MANIFEST,
-    data: Data = DATA,
+    format: QueueFormatOption = None,  # noqa: A002
     retention: Annotated[str | None, retention_option("What a log that is made")] = None,
     acknowledge: Annotated[
         bool,
@@ -40,7 +30,6 @@ def upgrade(
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --acknowledge: do not ask.")] = False,
-    json: Json = False,
 ) -> None:
     """Copy every batch that a queue-v1 lists now into a log, each once and in order, with its metadata.
 
@@ -50,12 +39,12 @@ def upgrade(
 
     Example: strandline upgrade s3://bucket s3://bucket/orders
     """
-    queue = open_shared(queue_url, manifest=manifest, data=data)
+    queue = open_shared(queue_url, format or QueueFormat())
     if acknowledge:
-        confirm(f"Fence the consumer of {queue.url}/{manifest} and acknowledge all that is copied?", yes=yes)
+        confirm(f"Fence the consumer of {queue.url}/{queue.manifest_path} and acknowledge all that is copied?", yes=yes)
     target = object_log_at(target_url, create=True, retention=retention)
     bounds = queue.bounds()
-    with show.meter("copying batches", total=bounds.count, quiet=json) as advance:
+    with show.meter("copying batches", total=bounds.count) as advance:
         tell = show.so_far(advance)
         done = copy(
             queue,
@@ -73,8 +62,8 @@ def upgrade(
         "next": end,
         "acknowledged": acknowledge,
     }
-    show.answer(fields, sentence(done, end, acknowledged=acknowledge), as_json=json)
-    if done.missed and not json:
+    show.answer(fields, sentence(done, end, acknowledged=acknowledge))
+    if done.missed and not show.for_programs():
         batches = show.counted(done.missed, "batch", "batches")
         show.warning(f"{batches} had been acknowledged by the queue's consumer before they could be copied.")
 

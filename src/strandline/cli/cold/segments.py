@@ -15,7 +15,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import Json, Place, guarded, open_to_look
+from strandline.cli.shared.any_log import tierable_log
+from strandline.cli.shared.common import Json, Place, guarded
 from strandline.cli.shared.groups import ListingGroup, group
 from strandline.cli.shared.text import moment
 from strandline.model.cursor import Bounds
@@ -42,7 +43,7 @@ _UNDER_WAY: Final = {SegmentState.COPY_STARTED: "+", SegmentState.DELETE_STARTED
 
 def tier_seen(place: str) -> TierView:
     """The current cold tier of a log; ``NotFound`` if it has none, ``NotReady`` if it is unknown."""
-    log = open_to_look(place)
+    log = tierable_log(place)
     cold = cold_tier(log)
     with follow_events(cold) as manager:
         return look_at(log, cold, manager)

@@ -8,22 +8,23 @@ import typer
 from rich.text import Text
 
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import Json, Place, guarded, open_to_look
+from strandline.cli.shared.any_log import tierable_log
+from strandline.cli.shared.common import Place, guarded
 from strandline.model.segments import SegmentState
 from strandline.tier.status import TierStatus, segment_states, superseded, tier_status
 from strandline.tier.verify import TierView
 
 
 @guarded
-def status(log: Place, *, json: Json = False) -> None:
+def status(log: Place) -> None:
     """Show where a log's cold tier is, which offsets each tier has, and the tierer's lag. Changes nothing.
 
     Ends with status 1 if the segments are unknown: prints the reason, and everything else.
 
     Example: strandline tier status s3://bucket/orders
     """
-    found = tier_status(open_to_look(log))
-    show.answer(_fields(found), *_lines(found), as_json=json)
+    found = tier_status(tierable_log(log))
+    show.answer(_fields(found), *_lines(found))
     if found.seen is None:
         raise typer.Exit(1)
 

@@ -13,16 +13,14 @@ import typer
 
 from strandline.cli.cold.status import status
 from strandline.cli.shared import output as show
+from strandline.cli.shared.any_log import tierable_log
 from strandline.cli.shared.common import (
     INTERRUPTED,
-    Json,
     Place,
     Yes,
     confirm,
     guarded,
     length_of_time,
-    open_to_look,
-    open_to_tier,
     retention_policy,
     size_in_bytes,
     stop_on_signal,
@@ -101,7 +99,6 @@ def attach(
     partitions: Annotated[
         int, typer.Option(metavar="N", min=1, help="How many partitions the events have; logs may share them.")
     ] = PARTITIONS,
-    json: Json = False,
 ) -> None:
     """Give a log a cold tier: durably record the addresses of its segments and events. Nothing is copied yet.
 
@@ -110,7 +107,7 @@ def attach(
 
     Example: strandline tier attach s3://bucket/orders --store s3://archive/orders
     """
-    opened = open_to_look(log)
+    opened = tierable_log(log)
     known = cold_cell(opened).read()
     cold = give(opened, store, events, partitions=partitions)
     url = log_address(opened)
@@ -119,7 +116,6 @@ def attach(
         f"{url} {'has its cold tier' if known is None else 'had its cold tier already'}.",
         f"  segments  {cold.store}",
         f"  events    {cold.events}  {show.counted(cold.partitions, 'partition')}",
-        as_json=json,
     )
 
 
@@ -139,7 +135,6 @@ def run(
     retention: Keeping = "forever",
     snapshots: Snapshots = None,
     workers: Workers = None,
-    json: Json = False,
 ) -> None:
     """Copy full segments to the cold tier, once; clean up after crashes; delete expired segments.
 
@@ -151,8 +146,8 @@ def run(
     Example: strandline tier run s3://bucket/orders --all
     """
     settings: dict[str, Any] = {"target": target, "linger": linger, "retention": parse_retention(retention)}
-    on_progress = None if json else lambda step: show.line(line(step))
-    with open_to_tier(log) as opened, stop_on_signal() as stop:
+    on_progress = None if show.for_programs() else lambda step: show.line(line(step))
+    with tierable_log(log, writes=True) as opened, stop_on_signal() as stop:
         if workers is not None or is_on_spark():
             settings["pool"] = task_pool(workers)
         began = time.monotonic()
@@ -169,7 +164,7 @@ def run(
             "seconds": round(seconds, 3),
             "stopped": stop.is_set(),
         }
-        show.answer(fields, _summary(done, left, seconds, stopped=stop.is_set()), as_json=json)
+        show.answer(fields, _summary(done, left, seconds, stopped=stop.is_set()))
     if stop.is_set():
         raise typer.Exit(INTERRUPTED)
 
@@ -236,7 +231,6 @@ def compact(
     ] = False,
     target: Target = _TARGET,
     workers: Workers = None,
-    json: Json = False,
 ) -> None:
     """Merge small segments of the cold tier, and erase personal data that was purged.
 
@@ -248,8 +242,8 @@ def compact(
 
     Example: strandline tier compact s3://bucket/orders
     """
-    on_progress = None if json else lambda step: show.line(line(step))
-    with open_to_tier(log) as opened, stop_on_signal() as stop:
+    on_progress = None if show.for_programs() else lambda step: show.line(line(step))
+    with tierable_log(log, writes=True) as opened, stop_on_signal() as stop:
         began = time.monotonic()
         with tiering(opened, on_progress=on_progress, target=target, pool=task_pool(workers)) as tierer:
             done = tierer.compact(purge=purge, everything=everything, stop=stop)
@@ -262,7 +256,7 @@ def compact(
             "seconds": round(time.monotonic() - began, 3),
             "stopped": stop.is_set(),
         }
-        show.answer(fields, _compacted(done, time.monotonic() - began, stopped=stop.is_set()), as_json=json)
+        show.answer(fields, _compacted(done, time.monotonic() - began, stopped=stop.is_set()))
     if stop.is_set():
         raise typer.Exit(INTERRUPTED)
 
@@ -293,7 +287,6 @@ def truncate(
         typer.Option("--from", metavar="OFFSET", min=0, help="The first offset that is removed from the cold tier."),
     ],
     yes: Yes = False,
-    json: Json = False,
 ) -> None:
     """Remove everything from an offset on from the cold tier, for good: the log itself diverges there.
 
@@ -305,11 +298,11 @@ def truncate(
     """
     question = f"Remove everything from offset {since:,} on from the cold tier of {log}, for good?"
     confirm(question, yes=yes)
-    with open_to_tier(log) as opened:
+    with tierable_log(log, writes=True) as opened:
         with tiering(opened) as tierer:
             gone = tierer.truncate(since)
         text = f"{_counted(gone)} cut or removed; the cold tier ends at {since:,} or before."
-        show.answer({**_of(opened), "next": since, "retired": _each(gone)}, text, as_json=json)
+        show.answer({**_of(opened), "next": since, "retired": _each(gone)}, text)
 
 
 # --- as a service ----------------------------------------------------------------------------------------------
@@ -336,7 +329,6 @@ def serve(
     metrics: Metrics = None,
     metrics_open: MetricsOpen = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
-    json: Json = False,
 ) -> None:
     """Keep the cold tier in step with its log, round after round, until Ctrl-C or SIGTERM.
 
@@ -351,12 +343,12 @@ def serve(
     with (
         stop_on_signal() as stop,
         monitored(metrics, is_open=metrics_open) as health,
-        open_to_tier(log) as opened,
+        tierable_log(log, writes=True) as opened,
     ):
         with tiering(opened, snapshot_dir=snapshots, on_progress=_log_step, **settings) as tierer:
             of = _of(opened)
             text = f"{of['url']} is tiered to {of['store']}, every {show.seconds(interval)}."
-            show.answer({**of, "interval": interval}, text, as_json=json)
+            show.answer({**of, "interval": interval}, text)
 
             def on_round(done: Round) -> None:
                 health.ready()

@@ -36,7 +36,7 @@ from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, event_line
 from strandline.cli.demo.time_left import TimeLeft
 from strandline.cli.logs.lag import current_lag
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import Json, guarded
+from strandline.cli.shared.common import guarded
 from strandline.errors import MissingExtra, NotReady, StrandlineError
 from strandline.log.object.log import open_log
 from strandline.storage.retry import Backoff
@@ -80,7 +80,6 @@ def demo(
     dir: Annotated[  # noqa: A002
         Path | None, typer.Option(metavar="FOLDER", help="Keep log, tables and report in this new folder.")
     ] = None,
-    json: Json = False,
 ) -> None:
     """Kill a Spark pipeline at its worst moments, delete its checkpoint, and count what is wrong: nothing.
 
@@ -102,7 +101,7 @@ def demo(
     folder = _new_folder(dir)
     report = folder / "report.html"
     try:
-        result = _run(workload, folder, quiet=json)
+        result = _run(workload, folder)
         report.write_text(page(result), encoding="utf-8")
     except StrandlineError:
         if temporary:
@@ -114,7 +113,7 @@ def demo(
         raise
     if temporary:
         _remove_all_but(report)
-    if json:
+    if show.for_programs():
         show.document({**result.fields(), "report": str(report)})
     else:
         show.out().print(summary(result, show.out().width))
@@ -144,7 +143,7 @@ def _remove_all_but(kept: Path) -> None:
             found.unlink(missing_ok=True)
 
 
-def _run(workload: DemoWorkload, folder: Path, *, quiet: bool) -> DemoResult:
+def _run(workload: DemoWorkload, folder: Path) -> DemoResult:
     """Run the demo. SIGTERM cleans up as Ctrl-C does."""
 
     def interrupt(*_: Any) -> None:
@@ -153,7 +152,7 @@ def _run(workload: DemoWorkload, folder: Path, *, quiet: bool) -> DemoResult:
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         with ProcessGroup() as processes:
-            printed = (lambda _: None) if quiet else show.out().print
+            printed = (lambda _: None) if show.for_programs() else show.out().print
             return Demo(workload, DemoFolder(folder), processes, printed).run()
     finally:
         signal.signal(signal.SIGTERM, before)

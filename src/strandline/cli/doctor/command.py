@@ -16,7 +16,7 @@ from strandline.cli.doctor.lines import CheckStatus, Line
 from strandline.cli.doctor.machine import machine
 from strandline.cli.doctor.place import StoreChecks, disk_line, log_lines, other_line
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import Json, guarded
+from strandline.cli.shared.common import guarded
 from strandline.cli.shared.targets import folder_at
 from strandline.storage.objects.urls import open_store
 
@@ -30,8 +30,6 @@ def doctor(
         str | None,
         typer.Argument(metavar="URL", help="A log, or a place for one: a folder, file://, s3://, gs:// or az://."),
     ] = None,
-    *,
-    json: Json = False,
 ) -> None:
     """Check that all requirements are met: Python, packages, extras, Java; and the store at URL.
 
@@ -44,11 +42,11 @@ def doctor(
     found = []
     for line in _lines(url):
         found.append(line)
-        if not json:
+        if not show.for_programs():
             text = Text.assemble((f"{line.status:>8}", _STYLES[line.status]), f"  {line.what:<20}  ", line.said)
             show.say(text)
     worst = next(status for status in _WORST_FIRST if status in {line.status for line in found})
-    if json:
+    if show.for_programs():
         show.document({"status": worst, "lines": [asdict(line) for line in found]})
     if worst is CheckStatus.PROBLEM:
         raise typer.Exit(1)

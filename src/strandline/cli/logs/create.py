@@ -12,7 +12,7 @@ import typer
 import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import LogPlace, on_any_log
-from strandline.cli.shared.common import Json, retention_option
+from strandline.cli.shared.common import retention_option
 from strandline.cli.shared.decoding import codec_by, named_format
 from strandline.errors import NotALog, WrongKind
 from strandline.tier.read.tiered_log import hot_tier
@@ -45,7 +45,6 @@ def create(
         Path | None,
         typer.Option("--schema", metavar="FILE", help="The fields of its values: a JSON Schema or an Avro schema."),
     ] = None,
-    json: Json = False,
 ) -> None:
     """Make a log: plain bytes, or typed, with the format of its values on record.
 
@@ -69,7 +68,7 @@ def create(
         }
     values = "plain bytes" if fields["value"] is None else fields["value"]
     said = "is created" if is_new else "was there already, and stays as it is"
-    show.answer(fields, f"{fields['url']} {said}; values: {values}", as_json=json)
+    show.answer(fields, f"{fields['url']} {said}; values: {values}")
 
 
 def codec_from_file(kind: ValueFormat, schema: Path) -> Codec:

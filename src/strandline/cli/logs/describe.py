@@ -13,7 +13,6 @@ import strandline as sl
 from strandline.cli.logs.lag import Lag, behind, current_lag
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
-from strandline.cli.shared.common import Json
 from strandline.errors import MissingExtra, Unsupported, UnsupportedVersion
 from strandline.log.lag import lag_of
 from strandline.log.read.value_format import named_codec, named_versions
@@ -108,7 +107,7 @@ _NODE = "log of a node"
 
 
 @on_any_log
-def describe(place: LogPlace, *, json: Json = False) -> None:
+def describe(place: LogPlace) -> None:
     """Show what a log is: its id, offsets, size, retention, format of values, slots and cold tier. Changes nothing.
 
     Numbers that the log does not know are null in --json.
@@ -117,7 +116,7 @@ def describe(place: LogPlace, *, json: Json = False) -> None:
     """
     with place.reading() as log:
         found = described(log)
-    show.answer(found.fields(), *found.lines(), as_json=json)
+    show.answer(found.fields(), *found.lines())
 
 
 def described(log: AnyLog) -> LogDescription:

@@ -19,17 +19,8 @@ from rich.text import Text
 import strandline as sl
 from strandline.cli.logs.queue_lag import QueueLag, look_at_queue
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
-from strandline.cli.shared.common import (
-    DATA,
-    MANIFEST,
-    Data,
-    Json,
-    LogFormat,
-    Manifest,
-    TargetFormat,
-    open_shared,
-)
+from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log, open_shared
+from strandline.cli.shared.common import QueueFormatOption
 from strandline.cli.shared.decoding import named_format
 from strandline.cli.shared.text import escaped
 from strandline.errors import InvalidInput
@@ -189,10 +180,7 @@ def lag(
         float | None,
         typer.Option(metavar="[SECONDS]", min=0.1, help=f"Repeat, by default every {EVERY:.0f} seconds."),
     ] = None,
-    format: LogFormat = TargetFormat.LOG,  # noqa: A002
-    manifest: Manifest = MANIFEST,
-    data: Data = DATA,
-    json: Json = False,
+    format: QueueFormatOption = None,  # noqa: A002
 ) -> None:
     """Show the lag of each slot, in records, bytes and time, and what pins the floor. Changes nothing.
 
@@ -200,16 +188,16 @@ def lag(
     """
     with ExitStack() as opened:
         looking: Callable[[], Lag | QueueLag]
-        if format is TargetFormat.LOG:
+        if format is None:
             looking = partial(current_lag, opened.enter_context(place.reading()))
         else:
-            looking = partial(look_at_queue, open_shared(place.url, manifest=manifest, data=data))
+            looking = partial(look_at_queue, open_shared(place.url, format))
         if watch is None:
             seen = looking()
-            show.answer(seen.fields(), seen.rendered, as_json=json)
+            show.answer(seen.fields(), seen.rendered)
             return
         with suppress(KeyboardInterrupt):  # Ctrl-C ends watching
-            _watch(looking, watch, as_json=json)
+            _watch(looking, watch)
 
 
 def with_default_interval(arguments: list[str]) -> list[str]:
@@ -226,15 +214,15 @@ def with_default_interval(arguments: list[str]) -> list[str]:
     return given
 
 
-def _watch(looking: Callable[[], Lag | QueueLag], every: float, *, as_json: bool) -> None:
-    if sys.stdout.isatty() and not as_json:
+def _watch(looking: Callable[[], Lag | QueueLag], every: float) -> None:
+    if sys.stdout.isatty() and not show.for_programs():
         with Live(looking().rendered(), console=show.out(), auto_refresh=False) as live:
             while True:
                 time.sleep(every)
                 live.update(looking().rendered(), refresh=True)
     while True:
         seen = looking()
-        show.answer(seen.fields(), f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {seen.line()}", as_json=as_json)
+        show.answer(seen.fields(), f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {seen.line()}")
         time.sleep(every)
 
 

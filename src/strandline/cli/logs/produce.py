@@ -18,16 +18,8 @@ from strandline.bulk.appending import FileAppender
 from strandline.bulk.load_files import RecordFields
 from strandline.bulk.load_sources import FileFormat, LoadedFile, files_at
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import LogPlace, on_any_log
-from strandline.cli.shared.common import (
-    INTERRUPTED,
-    OR_CREATE,
-    Interruption,
-    Json,
-    TruncateTimes,
-    retention_option,
-    stop_on_signal,
-)
+from strandline.cli.shared.any_log import OR_CREATE, LogPlace, on_any_log
+from strandline.cli.shared.common import INTERRUPTED, Interruption, TruncateTimes, retention_option, stop_on_signal
 from strandline.cli.shared.text import parse_line
 from strandline.errors import InvalidInput
 from strandline.formats.json.records import InputRecord, parse_record, record_table
@@ -135,7 +127,6 @@ def produce(
     ] = 0,
     create: Annotated[bool, typer.Option("--create", help="Make the log if there is none.")] = False,
     retention: Annotated[str | None, retention_option("With --create: what the log")] = None,
-    json: Json = False,
 ) -> None:
     r"""Append records: lines of standard input, rows of files, or made-up ones.
 
@@ -166,7 +157,6 @@ def produce(
             resume=resume,
             create=create,
             retention=retention,
-            as_json=json,
         )
         return
     if fields.named or truncate_times or resume or source is not None or format not in _OF_INPUT:
@@ -180,7 +170,7 @@ def produce(
         place.writing(create=create, retention=retention, hint=OR_CREATE) as log,
         Interruption() as interruption,
         log.producer() as producer,
-        show.meter("appending", total=count, quiet=json) as advance,
+        show.meter("appending", total=count) as advance,
     ):
         try:
             if count is not None:
@@ -193,7 +183,7 @@ def produce(
         except InvalidInput as error:
             failure = error
         producer.flush()
-    _report(tally, time.monotonic() - began, as_json=json, stopped=interruption.asked)
+    _report(tally, time.monotonic() - began, stopped=interruption.asked)
     if failure is not None:
         were = "was" if tally.records == 1 else "were"
         raise InvalidInput(f"{failure} {show.counted(tally.records, 'record')} before it {were} appended.")
@@ -210,26 +200,23 @@ def _append_files(
     resume: bool,
     create: bool,
     retention: str | None,
-    as_json: bool,
 ) -> None:
     began, done = time.monotonic(), False
     with place.writing(create=create, retention=retention, hint=OR_CREATE) as log, stop_on_signal() as stop:
         work = FileAppender(log, source or " ".join(file.where for file in files), files, fields)
         try:
-            with show.meter("appending", total=None, quiet=as_json) as advance:
+            with show.meter("appending", total=None) as advance:
                 done = work.run(resume=resume, stop=stop, on_progress=show.so_far(advance))
         except BaseException:
             if work.has_begun:
-                _report_files(work, time.monotonic() - began, "failed", as_json=as_json)
+                _report_files(work, time.monotonic() - began, "failed")
             raise
-        _report_files(work, time.monotonic() - began, "done" if done else "stopped", as_json=as_json)
+        _report_files(work, time.monotonic() - began, "done" if done else "stopped")
     if not done:
         raise typer.Exit(INTERRUPTED)
 
 
-def _report_files(
-    work: FileAppender, took: float, outcome: Literal["done", "stopped", "failed"], *, as_json: bool
-) -> None:
+def _report_files(work: FileAppender, took: float, outcome: Literal["done", "stopped", "failed"]) -> None:
     rate = work.appended / took if took else 0.0
     fields = {
         "records": work.appended,
@@ -252,7 +239,7 @@ def _report_files(
     else:
         again = "; repeat the command" if outcome == "stopped" else ""
         text = f"{outcome}: the log has nothing of {work.source} yet{again}."
-    show.answer(fields, text, as_json=as_json)
+    show.answer(fields, text)
 
 
 def _append_lines(
@@ -308,7 +295,7 @@ def made_up(count: int, *, keys: int, size: int, seed: int) -> Iterator[pa.Table
         count -= rows
 
 
-def _report(tally: ProducedCount, took: float, *, as_json: bool, stopped: bool) -> None:
+def _report(tally: ProducedCount, took: float, *, stopped: bool) -> None:
     receipt = None if tally.last is None else tally.last.result()
     first = None if receipt is None else receipt.first
     end = None if receipt is None or first is None else first + receipt.count
@@ -324,4 +311,4 @@ def _report(tally: ProducedCount, took: float, *, as_json: bool, stopped: bool) 
     records, size = show.counted(tally.records, "record"), show.size(tally.bytes)
     what = f"{records} ({size}) in {show.seconds(took)}, {show.rate(rate, 'record')}"
     text = "nothing was appended" if end is None else f"{what}; the last one is at offset {end - 1:,}"
-    show.answer(fields, f"{'stopped: ' if stopped else ''}{text}", as_json=as_json)
+    show.answer(fields, f"{'stopped: ' if stopped else ''}{text}")

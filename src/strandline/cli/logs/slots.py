@@ -13,15 +13,13 @@ from rich.text import Text
 import strandline as sl
 from strandline.cli.logs.lag import Lag, SlotRow, current_lag, silent_replicas
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
+from strandline.cli.shared.any_log import AnyLog, LogPlace, object_log_at, on_any_log
 from strandline.cli.shared.common import (
-    Json,
     Url,
     Yes,
     confirm,
     guarded,
     length_of_time,
-    object_log_at,
     retention_policy,
     size_in_bytes,
     start,
@@ -57,7 +55,7 @@ At = Annotated[
 
 @slots.command("list")
 @on_any_log
-def list_(place: LogPlace, *, json: Json = False) -> None:
+def list_(place: LogPlace) -> None:
     """List the slots: the position of each, what it alone retains, and its distance to invalidation.
 
     A slot retains what the next trim would delete if that slot alone were up to date. Left are the bytes
@@ -68,12 +66,12 @@ def list_(place: LogPlace, *, json: Json = False) -> None:
     """
     with place.reading() as log:
         seen = current_lag(log)
-    show.answer(seen.fields(), lambda: rendered(seen), as_json=json)
+    show.answer(seen.fields(), lambda: rendered(seen))
 
 
 @slots.command()
 @on_any_log
-def create(place: LogPlace, name: Name, *, at: At, json: Json = False) -> None:
+def create(place: LogPlace, name: Name, *, at: At) -> None:
     """Create a slot: it pins everything from its offset on, until its consumer has acknowledged it.
 
     Example: strandline slots create s3://bucket/orders billing --at beginning
@@ -81,12 +79,12 @@ def create(place: LogPlace, name: Name, *, at: At, json: Json = False) -> None:
     where: Start = start(at)
     with place.writing() as log:
         state = log.slots.create(name, log.position_of(where))
-    _done(state, "is created at", as_json=json)
+    _done(state, "is created at")
 
 
 @slots.command()
 @on_any_log
-def reset(place: LogPlace, name: Name, *, at: At, yes: Yes = False, json: Json = False) -> None:
+def reset(place: LogPlace, name: Name, *, at: At, yes: Yes = False) -> None:
     """Move a slot, back or ahead, and make it valid again. Its holder is fenced and has to stop.
 
     Records before the new offset are no longer pinned by this slot. A consumer with a cursor of its own, such as a
@@ -102,12 +100,12 @@ def reset(place: LogPlace, name: Name, *, at: At, yes: Yes = False, json: Json =
             held = "" if before.holder is None else f", which fences its holder {before.holder!r}"
             confirm(f"Move slot {name!r} from offset {before.position:,} to {position:,}{held}?", yes=yes)
         state = log.slots.reset(name, position)
-    _done(state, "is reset to", as_json=json)
+    _done(state, "is reset to")
 
 
 @slots.command()
 @on_any_log
-def drop(place: LogPlace, name: Name, *, yes: Yes = False, json: Json = False) -> None:
+def drop(place: LogPlace, name: Name, *, yes: Yes = False) -> None:
     """Remove a slot: the next trim may delete the records that only it pinned.
 
     Example: strandline slots drop s3://bucket/orders billing
@@ -118,7 +116,7 @@ def drop(place: LogPlace, name: Name, *, yes: Yes = False, json: Json = False) -
         held = "" if before is None or before.holder is None else f", held by {before.holder!r}"
         confirm(f"Drop slot {name!r}{where}{held}?", yes=yes)
         log.slots.drop(name)
-    show.answer({"slot": name, "dropped": True}, f"Slot {name!r} is dropped.", as_json=json)
+    show.answer({"slot": name, "dropped": True}, f"Slot {name!r} is dropped.")
 
 
 def _listed(log: AnyLog, name: str) -> SlotState | None:
@@ -134,9 +132,9 @@ def _listed(log: AnyLog, name: str) -> SlotState | None:
     return next((state for state in log.slots.list() if state.name == name), None)
 
 
-def _done(state: SlotState, what: str, *, as_json: bool) -> None:
+def _done(state: SlotState, what: str) -> None:
     fields = {"slot": state.name, "position": state.position, "epoch": state.epoch}
-    show.answer(fields, f"Slot {state.name!r} {what} offset {state.position:,}.", as_json=as_json)
+    show.answer(fields, f"Slot {state.name!r} {what} offset {state.position:,}.")
 
 
 # --- looking ---------------------------------------------------------------------------------------------------
@@ -234,7 +232,6 @@ def retention(
             metavar="TIME", parser=length_of_time, help=f"Invalidate a slot whose holder was not seen for longer{_OFF}."
         ),
     ] = None,
-    json: Json = False,
 ) -> None:
     """Show or change the retention policy of a log. The next trim applies it.
 
@@ -260,7 +257,7 @@ def retention(
         "slot_idle_seconds": identity.limits.idle_seconds,
     }
     said = f"{log.url} {show.policy(identity.retention)} ({identity.retention})."
-    show.answer(fields, said, _limits(identity.limits), as_json=json)
+    show.answer(fields, said, _limits(identity.limits))
 
 
 def _limits(limits: SlotLimits) -> str:

@@ -10,7 +10,8 @@ import typer
 
 import strandline as sl
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import Json, Url, Yes, confirm, guarded, object_log_at
+from strandline.cli.shared.any_log import object_log_at
+from strandline.cli.shared.common import Url, Yes, confirm, guarded
 from strandline.cli.shared.groups import ListingGroup, group
 from strandline.cli.shared.text import escaped
 from strandline.log.writers.numbered import MAX_SOURCES
@@ -32,7 +33,7 @@ def _id(text: str) -> UUID:
 
 @sources.command("list")
 @guarded
-def list_(url: Url, *, json: Json = False) -> None:
+def list_(url: Url) -> None:
     """List the sources: id, address if it was ingested, position, and the last record that came from each.
 
     Example: strandline sources list s3://bucket/orders
@@ -40,7 +41,7 @@ def list_(url: Url, *, json: Json = False) -> None:
     found = sl.log.sources(object_log_at(url))
     lines = [_line(one) for one in found]
     lines.append(f"{show.counted(len(found), 'source') if found else 'no sources'}; a log remembers {MAX_SOURCES}")
-    show.answer({"sources": [_fields(one) for one in found], "most": MAX_SOURCES}, *lines, as_json=json)
+    show.answer({"sources": [_fields(one) for one in found], "most": MAX_SOURCES}, *lines)
 
 
 @sources.command()
@@ -52,7 +53,6 @@ def forget(
     ],
     *,
     yes: Yes = False,
-    json: Json = False,
 ) -> None:
     """Forget a source that has ended, so that the log can remember another one.
 
@@ -63,7 +63,7 @@ def forget(
     """
     confirm(f"Forget source {source} of {url}? Ingested again, its records would be appended again.", yes=yes)
     gone = sl.log.forget_source(object_log_at(url), source)
-    show.answer(_fields(gone), f"{source} is forgotten; it was at position {gone.position:,}.", as_json=json)
+    show.answer(_fields(gone), f"{source} is forgotten; it was at position {gone.position:,}.")
 
 
 def _line(one: Any) -> str:

@@ -17,7 +17,7 @@ from rich.text import Text
 import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
-from strandline.cli.shared.common import Json, Tiers, length_of_time, start
+from strandline.cli.shared.common import length_of_time, start
 from strandline.cli.shared.decoding import DecodeValues, Unreadable, value_decoder
 from strandline.cli.shared.text import escaped, moment, readable
 from strandline.errors import InvalidInput, NotReady, SlotInvalid, TransientStorageError
@@ -73,7 +73,6 @@ def tail(
             "--schema", metavar="FILE", help="Decode JSON values by the JSON Schema or Avro schema in this file."
         ),
     ] = None,
-    json: Json = False,
 ) -> None:
     """Print records: offset, time, operation, key and value. Reading claims nothing and moves no slot.
 
@@ -86,7 +85,7 @@ def tail(
     """
     with place.reading() as log:
         values = value_decoder(log, schema) if decode or schema is not None else None
-        _show(log, since, values, follow=follow, limit=limit, hold=hold, as_json=json)
+        _show(log, since, values, follow=follow, limit=limit, hold=hold)
 
 
 def _show(
@@ -97,18 +96,17 @@ def _show(
     follow: bool,
     limit: int | None,
     hold: int | None,
-    as_json: bool,
 ) -> None:
     cursor = _start(log, since, _LAST if limit is None or follow else limit)
     holding: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)
     if hold is not None:
-        if not isinstance(log, Tiers):
+        if not isinstance(log, sl.log.ObjectLog | sl.tier.TieredLog):
             raise InvalidInput(f"--hold is for an object log: create a slot in {log.url} instead ('strandline slots').")
         holding = held(log, cursor.next, hold)
     try:
         with holding as still_needed:
             for batch in _batches(log, cursor, still_needed, follow=follow, limit=limit):
-                _print(batch, None if values is None else values(batch), as_json=as_json)
+                _print(batch, None if values is None else values(batch))
     except KeyboardInterrupt:
         if not follow:
             raise
@@ -129,7 +127,7 @@ def _start(log: AnyLog, since: str | None, last: int) -> sl.Cursor:
 
 
 @contextmanager
-def held(log: Tiers, position: int, seconds: float) -> Iterator[Callable[[int], None]]:
+def held(log: sl.log.ObjectLog | sl.tier.TieredLog, position: int, seconds: float) -> Iterator[Callable[[int], None]]:
     """Pin the records from ``position`` on; yields a function to call with the next position that is needed.
 
     If the hold expired meanwhile, because the reader of the output was slow or the machine slept, it is acquired again;
@@ -183,12 +181,12 @@ def _batches(
             time.sleep(next(waiting))
 
 
-def _print(batch: pa.RecordBatch, values: list[Any] | None, *, as_json: bool) -> None:
-    coloured = not as_json and sys.stdout.isatty()
+def _print(batch: pa.RecordBatch, values: list[Any] | None) -> None:
+    coloured = not show.for_programs() and sys.stdout.isatty()
     console = show.out() if coloured else None
     for row, record in enumerate(rows_of(batch)):
         decoded = record["value"] if values is None else values[row]
-        if as_json:
+        if show.for_programs():
             show.document(_fields(record, decoded))
             continue
         op = sl.Op(record["op"])

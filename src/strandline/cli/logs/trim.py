@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import typer
@@ -14,22 +15,8 @@ from rich.text import Text
 import strandline as sl
 from strandline.cli.logs.lag import look_at_objects
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import (
-    DATA,
-    MANIFEST,
-    Data,
-    Json,
-    LogFormat,
-    Manifest,
-    TargetFormat,
-    Url,
-    confirm,
-    guarded,
-    length_of_time,
-    object_log_at,
-    open_shared,
-    stop_on_signal,
-)
+from strandline.cli.shared.any_log import object_log_at, open_shared
+from strandline.cli.shared.common import QueueFormatOption, Url, confirm, guarded, length_of_time, stop_on_signal
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import Metrics, MetricsOpen, monitored
 from strandline.compat.v1.trimming import GRACE, QueueTrimResult
@@ -70,13 +57,10 @@ def trim(
     ] = None,
     metrics: Metrics = None,
     metrics_open: MetricsOpen = False,
-    format: LogFormat = TargetFormat.LOG,  # noqa: A002
-    manifest: Manifest = MANIFEST,
-    data: Data = DATA,
+    format: QueueFormatOption = None,  # noqa: A002
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Of a queue-v1: do not ask about a short grace period.")
     ] = False,
-    json: Json = False,
 ) -> None:
     """Trim a log: invalidate slots that break a limit, unlist what retention and slots allow, delete unneeded objects.
 
@@ -93,40 +77,38 @@ def trim(
         raise InvalidInput("--metrics is for a trim that is repeated: add --every TIME.")
     if every is not None and dry_run:
         raise InvalidInput("--every and --dry-run exclude each other: one trims again and again, the other never.")
-    if every is not None and format is not TargetFormat.LOG:
+    if every is not None and format is not None:
         raise InvalidInput("--every is not for a queue-v1: start this command again for each round.")
-    if format is TargetFormat.LOG:
+    if format is None:
         log = object_log_at(url)
         if every is not None:
             with stop_on_signal() as stop, monitored(metrics, is_open=metrics_open) as health:
-                _repeat(log, health, stop, every=every, grace=grace, as_json=json)
+                _repeat(log, health, stop, every=every, grace=grace)
             return
-        with show.meter("deleting", total=None, quiet=json) as advance, _unlogged():
+        with show.meter("deleting", total=None) as advance, _unlogged():
             on_progress = show.so_far(advance)
             done = log.trim(grace=grace, dry_run=dry_run, everything=everything, on_progress=on_progress)
         bounds = log.bounds()
-        _report(f"{log.url}  offsets {bounds.first:,} to {bounds.next:,}", fields(done), lines(done, grace), json)
+        _report(f"{log.url}  offsets {bounds.first:,} to {bounds.next:,}", fields(done), lines(done, grace))
         _warn(url, done)
         return
     if everything:
         raise typer.BadParameter("--everything is for logs; a queue-v1 is always looked through as a whole.")
-    queue = open_shared(url, manifest=manifest, data=data, grace=grace)
+    queue = open_shared(url, replace(format, grace=grace))
     if grace < GRACE and not dry_run:
         usual = f"a producer with the default grace period of {show.seconds(GRACE)} may still list what is deleted now"
         confirm(f"All who write to {queue.url} must use this grace period: {usual}. Continue?", yes=yes)
-    with show.meter("deleting", total=None, quiet=json) as advance:
+    with show.meter("deleting", total=None) as advance:
         swept = queue.trim(dry_run=dry_run, on_progress=show.so_far(advance))
-    _report(f"{queue.url}/{queue.folder}", queue_fields(swept), queue_lines(swept, grace), json)
+    _report(f"{queue.url}/{queue.folder}", queue_fields(swept), queue_lines(swept, grace))
 
 
-def _repeat(
-    log: sl.log.ObjectLog, health: Health, stop: threading.Event, *, every: float, grace: int, as_json: bool
-) -> None:
+def _repeat(log: sl.log.ObjectLog, health: Health, stop: threading.Event, *, every: float, grace: int) -> None:
     """Trim, measure the slots and pause, until it is stopped. The next round repeats one that failed transiently."""
     log_to_stderr(logging.INFO)
     slots = SlotMetrics(log.url)
     fields_ = {"url": log.url, "interval": every}
-    show.answer(fields_, f"{log.url} is trimmed every {show.seconds(every)}.", as_json=as_json)
+    show.answer(fields_, f"{log.url} is trimmed every {show.seconds(every)}.")
     while not stop.is_set():
         try:
             done = log.trim(grace=grace)
@@ -163,11 +145,11 @@ def _unlogged() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _report(where: str, facts: dict[str, Any], output: list[Line], as_json: bool) -> None:
+def _report(where: str, facts: dict[str, Any], output: list[Line]) -> None:
     output = output or [("nothing", "to trim, and nothing to delete")]
     width = max(len(word) for word, _ in output)
     rows = (Text.assemble((f"  {word:>{width}}", "cyan"), f"  {sentence}") for word, sentence in output)
-    show.answer(facts, Text(where, "bold"), *rows, as_json=as_json)
+    show.answer(facts, Text(where, "bold"), *rows)
 
 
 def _warn(url: str, done: TrimResult) -> None:

@@ -9,22 +9,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import wraps
-from typing import Annotated, Any, Concatenate, ParamSpec
+from typing import Annotated, Concatenate, ParamSpec
 
 import typer
 from rich.text import Text
 
 from strandline.cli.node.node_state import fields, lines, rendered, replica_slots
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import Ca, Cert, Key, TokenFile, connection_errors
-from strandline.cli.shared.common import Json, Yes, confirm, guarded
+from strandline.cli.shared.any_log import client_security, connection_errors
+from strandline.cli.shared.common import Yes, confirm, connecting, guarded
 from strandline.cli.shared.targets import contents_at, need
 from strandline.errors import Fenced, InvalidInput, NotReady
 from strandline.formats.node.state import decode_node
 from strandline.log.folders import FolderKind
 from strandline.log.wal.log import WalLog
 from strandline.node.flight.client.remote_log import RemoteLog
-from strandline.node.flight.security import ClientSecurity
 from strandline.node.messages import Topology
 from strandline.node.node_folder import STATE, NodeFolder, plausible_term
 from strandline.storage.disk import DISK
@@ -34,34 +33,22 @@ P = ParamSpec("P")
 NodeUrl = Annotated[str, typer.Argument(metavar="URL", help="The node: grpc://host:port or grpc+tls://host:port.")]
 
 
-@contextmanager
-def connect(
-    url: NodeUrl, *, token: TokenFile = None, ca: Ca = None, cert: Cert = None, key: Key = None
-) -> Iterator[RemoteLog]:
-    """Connect to the node at an address; ``NotReady`` with one sentence if the connection is refused."""
-    security = ClientSecurity.load(roots=ca, certificate=cert, key=key, token=token)
-    with connection_errors(url), RemoteLog(url, security=security) as node:
-        yield node
-
-
 def asking(command: Callable[Concatenate[RemoteLog, P], None]) -> Callable[..., None]:
-    """Make a command that calls the node at its argument URL; adds the options of :func:`connect` to its own."""
-    connecting = list(inspect.signature(connect, eval_str=True).parameters.values())
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    """Make a command that calls the node at its argument URL; ``NotReady`` if the connection is refused."""
 
     @wraps(command)
     def run(url: str, *arguments: P.args, **options: P.kwargs) -> None:
-        given: dict[str, Any] = {each.name: options.pop(each.name) for each in connecting[1:]}
-        with connect(url, **given) as node:
+        with connection_errors(url), RemoteLog(url, security=client_security()) as node:
             command(node, *arguments, **options)
 
-    parameters = sorted([connecting[0], *own, *connecting[1:]], key=lambda each: each.kind)
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return guarded(run)
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    address = inspect.Parameter("url", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=NodeUrl)
+    run.__signature__ = inspect.Signature([address, *own])  # type: ignore[attr-defined]
+    return connecting(run)
 
 
 @asking
-def topology(node: RemoteLog, *, json: Json = False) -> None:
+def topology(node: RemoteLog) -> None:
     """Show the replicas of a log and the offsets of each, as its primary sees them. Changes nothing.
 
     Example: strandline node topology grpc://10.0.0.1:7450
@@ -70,11 +57,11 @@ def topology(node: RemoteLog, *, json: Json = False) -> None:
     found = fields(seen)
     for member in found["members"]:
         member["slot"] = slots[member["name"]].fields() if member["name"] in slots else None
-    show.answer(found, lambda: rendered(seen, slots, now=time.time_ns() // 1000), as_json=json)
+    show.answer(found, lambda: rendered(seen, slots, now=time.time_ns() // 1000))
 
 
 @asking
-def status(node: RemoteLog, *, json: Json = False) -> None:
+def status(node: RemoteLog) -> None:
     """Show the state of one node: role, offsets, and what stopped it. Ends with status 1 if something did.
 
     Example: strandline node status grpc://10.0.0.1:7450
@@ -87,7 +74,7 @@ def status(node: RemoteLog, *, json: Json = False) -> None:
         f"  replica {name}, last heard of {show.seconds(slot.silent_seconds)} ago: {slot.sentence}"
         for name, slot in slots.items()
     ]
-    show.answer(found, *lines(seen), *map(Text, behind), as_json=json)
+    show.answer(found, *lines(seen), *map(Text, behind))
     if seen.trouble is not None:
         raise typer.Exit(1)
 
@@ -108,7 +95,6 @@ def promote(
         float, typer.Option(metavar="SECONDS", min=1, help="How long to wait for the node's answer.")
     ] = 120.0,
     yes: Yes = False,
-    json: Json = False,
 ) -> None:
     """Make the node at URL the primary, if that loses nothing committed.
 
@@ -120,7 +106,7 @@ def promote(
     leads = _leading(node)
     if leads is None and force:
         confirm(f"Promote {node.url} without the nodes that do not answer? What only they have will be lost.", yes=yes)
-    with _waiting(f"{node.url} waits for the lease, and asks the others", quiet=json or leads is not None):
+    with _waiting(f"{node.url} waits for the lease, and asks the others", quiet=leads is not None):
         now = leads or node.promote(force=force, timeout=timeout)
     message = [f"{now.primary} is the primary already, in term {now.term}. Nothing was changed."]
     if leads is None:
@@ -134,7 +120,7 @@ def promote(
                 "that only they have go into their quarantine when they return.",
             ]
     found = {"promoted": leads is None, "forced": force and leads is None, **fields(now)}
-    show.answer(found, *message, as_json=json)
+    show.answer(found, *message)
 
 
 def _leading(node: RemoteLog) -> Topology | None:
@@ -147,7 +133,7 @@ def _leading(node: RemoteLog) -> Topology | None:
 
 @contextmanager
 def _waiting(what: str, *, quiet: bool) -> Iterator[None]:
-    if quiet:
+    if quiet or show.for_programs():
         yield
     elif sys.stderr.isatty():
         with show.err().status(Text(what)):
@@ -164,7 +150,6 @@ def unregister(
     *,
     keep_slot: Annotated[bool, typer.Option("--keep-slot", help="Keep its slot, for when it returns.")] = False,
     yes: Yes = False,
-    json: Json = False,
 ) -> None:
     """Unregister a replica from the primary at URL, drop its slot, and rotate the key for tickets, which it knows.
 
@@ -180,11 +165,11 @@ def unregister(
     message = f"Replica {replica!r} was not registered any more; its slot is dropped."
     if known:
         message = f"Replica {replica!r} is unregistered. {slot} The key for tickets is rotated."
-    show.answer({"replica": replica, "known": known, "kept_slot": keep_slot}, message, as_json=json)
+    show.answer({"replica": replica, "known": known, "kept_slot": keep_slot}, message)
 
 
 @asking
-def rotate_keys(node: RemoteLog, *, json: Json = False) -> None:
+def rotate_keys(node: RemoteLog) -> None:
     """Make the primary at URL sign the tickets of reads with a new key, which its registered replicas get.
 
     Reads that were planned before go on until their tickets expire, after an hour by default. A replica that was
@@ -193,13 +178,11 @@ def rotate_keys(node: RemoteLog, *, json: Json = False) -> None:
     Example: strandline node rotate-keys grpc://10.0.0.1:7450
     """
     node.rotate_keys()
-    show.answer(
-        {"rotated": True}, "The key for tickets is rotated. Planned reads end with their tickets.", as_json=json
-    )
+    show.answer({"rotated": True}, "The key for tickets is rotated. Planned reads end with their tickets.")
 
 
 @asking
-def rebootstrap(node: RemoteLog, *, yes: Yes = False, json: Json = False) -> None:
+def rebootstrap(node: RemoteLog, *, yes: Yes = False) -> None:
     """Make the replica at URL build its copy again, from a snapshot of the primary.
 
     This is how a replica that stopped with a gap or a divergence continues. The old copy can be read until the new one
@@ -211,7 +194,7 @@ def rebootstrap(node: RemoteLog, *, yes: Yes = False, json: Json = False) -> Non
     confirm(f"Let {before.name} ({before.condition}) build its copy again? Its own is thrown away.", yes=yes)
     node.rebootstrap()
     message = f"{before.name} builds its copy again; 'strandline node status {node.url}' shows its state."
-    show.answer({"name": before.name, "was": before.condition, "rebootstrap": True}, message, as_json=json)
+    show.answer({"name": before.name, "was": before.condition, "rebootstrap": True}, message)
 
 
 @guarded
@@ -228,7 +211,6 @@ def reset_term(
         ),
     ] = None,
     yes: Yes = False,
-    json: Json = False,
 ) -> None:
     """Make the stopped node in FOLDER forget terms that are higher than those of its records.
 
@@ -262,7 +244,7 @@ def reset_term(
     message = f"{before.name} has seen no term above {before.seen}. Nothing was changed."
     if changed:
         message = f"{before.name} has seen term {term} now, and {before.seen} no more. Start it again."
-    show.answer(found, message, as_json=json)
+    show.answer(found, message)
 
 
 def _highest_term(node_folder: NodeFolder) -> int:

@@ -1,4 +1,4 @@
-"""Logs of every kind for commands: opened by their address, with the options that connect to a node."""
+"""Logs of every kind for commands: opened by path or address, with errors that name commands and options."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from urllib.parse import quote
 import typer
 
 import strandline as sl
-from strandline.cli.shared.common import both_tiers, guarded, object_log_at, wal_folder
-from strandline.cli.shared.targets import contents_at, folder_at
-from strandline.errors import InvalidInput, NotALog, NotReady, TransientStorageError, WrongKind
+from strandline.cli.shared.common import connecting
+from strandline.cli.shared.shared_options import OF_NODES, shared
+from strandline.cli.shared.targets import contents_at, is_free, need, need_object_log
+from strandline.compat.v1.log import QueueFormat, QueueLog, open_format
+from strandline.errors import InvalidInput, NotALog, NotFound, NotReady, TransientStorageError, Unsupported, WrongKind
 from strandline.log.folders import FolderKind
-from strandline.log.wal.log import WalLog
-from strandline.model.addresses import is_node_address
+from strandline.model.addresses import ParsedAddress, refuse_credentials
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
-from strandline.opening import scheme_of
-from strandline.tier.opening import tiered
+from strandline.opening import OpenedLog, log_place
+from strandline.tier.read.tiered_log import hot_log, hot_tier
+from strandline.tier.verify import HotLog
 from strandline.values.contract import Codec
 
 P = ParamSpec("P")
 
-AnyLog: TypeAlias = sl.log.ObjectLog | sl.tier.TieredLog | WalLog | sl.log.WalReader | RemoteLog
+AnyLog: TypeAlias = OpenedLog
 
 LogUrl = Annotated[
     str,
@@ -37,106 +39,146 @@ LogUrl = Annotated[
         help="The log: a folder, file://, s3://, gs://, az://, wal:///folder, or a node at grpc://host:port.",
     ),
 ]
-_NODE_PANEL: Final = "To connect to a node"
-TokenFile = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="The file with the token to authenticate with.", rich_help_panel=_NODE_PANEL),
-]
-Ca = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FILE", help="The authority that signs the nodes' certificates (PEM).", rich_help_panel=_NODE_PANEL
-    ),
-]
-Cert = Annotated[
-    str | None, typer.Option(metavar="FILE", help="The certificate to show (PEM).", rich_help_panel=_NODE_PANEL)
-]
-_ITS_KEY: Final = "The key of that certificate (PEM)."
-Key = Annotated[
-    str | None, typer.Option("--cert-key", "--key", metavar="FILE", help=_ITS_KEY, rich_help_panel=_NODE_PANEL)
-]
-_CertKey = Annotated[str | None, typer.Option("--cert-key", metavar="FILE", help=_ITS_KEY, rich_help_panel=_NODE_PANEL)]
+_HINT: Final = "check the address"
+OR_CREATE: Final = "check the address, or make one with --create"
+"""The advice of a command with this option, where there is no log."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """A log that a command was given, by its address."""
+    """A log that a command was given. A path that holds a write-ahead log names that."""
 
     url: str
-    security: ClientSecurity | None
-    """How to connect to a node; None for another log."""
-
-    @property
-    def folder(self) -> str | None:
-        """The folder of a write-ahead log, by its path or address; None for another log."""
-        if self.url.startswith("wal://"):
-            return wal_folder(self.url)
-        local = folder_at(self.url)
-        is_wal = local is not None and FolderKind.WAL in contents_at(str(local)).kinds
-        return wal_folder(self.url) if is_wal else None
 
     @property
     def is_node(self) -> bool:
         """Whether it is the log of a node."""
-        return self.security is not None
+        return ParsedAddress.of(self.url).is_node
 
-    @contextmanager
-    def reading(self) -> Iterator[AnyLog]:
-        """Open the log for reading, and for its slots, without a lock: other processes may be writing it."""
-        if self.security is not None:
-            with connection_errors(self.url), RemoteLog(self.url, security=self.security) as node:
-                yield node
-        elif (folder := self.folder) is not None:
-            with tiered(sl.log.WalReader(folder), close_hot=True) as log:
-                yield log
-        else:
-            with both_tiers(object_log_at(self.url)) as log:
-                yield log
+    @property
+    def folder(self) -> str | None:
+        """The folder of a write-ahead log, from the root; None for another log."""
+        place = log_place(self.url)
+        if place.folder is None:
+            return None
+        there = contents_at(str(Path(place.folder).absolute()))
+        if not place.is_wal and FolderKind.WAL not in there.kinds:
+            return None
+        if not is_free(there):
+            need(there, FolderKind.WAL)
+        return there.path
 
-    @contextmanager
-    def writing(
+    def open(
         self,
         *,
+        writes: bool = False,
         create: bool = False,
         retention: str | None = None,
         value: Codec | None = None,
-        hint: str = "check the address",
-    ) -> Iterator[AnyLog]:
-        """Open the log for changes: of a write-ahead log this is the only process that writes it."""
-        folder = None if self.is_node else self.folder
+        hint: str = _HINT,
+    ) -> AnyLog:
+        """Open the log with its cold tier: for reading, and for its slots if other processes may change those.
+
+        With ``writes`` it is opened for changes: of a write-ahead log this is the only process that writes it.
+        """
         if self.is_node:
-            _only_for_object_logs(self.url, retention)
+            return sl.open(self.url, security=client_security())
+        folder = self.folder
+        if folder is None:
+            need_object_log(self.url, create=create, hint=hint)
+        elif retention is not None:
+            raise _only_for_object_logs(self.url)
+        wal: dict[str, Any] = {"create": create} if writes else {"read_only": True}
+        try:
+            if folder is not None:
+                return sl.open(wal_url(folder), value=value, **wal)
+            return sl.open(self.url, create=create, retention=retention, value=value)
+        except WrongKind:
+            raise
+        except NotALog as error:
+            if "although the head of a log is there" in str(error):
+                raise
+            raise NotALog(f"There is no log at {self.url}: {hint}.") from error
+
+    @contextmanager
+    def reading(self) -> Iterator[AnyLog]:
+        """The log within the block, opened for reading."""
+        with connection_errors(self.url), self.open() as log:
+            yield log
+
+    @contextmanager
+    def writing(self, *, create: bool = False, retention: str | None = None, **more: Any) -> Iterator[AnyLog]:
+        """The log within the block, opened for changes; the arguments are those of :meth:`open`."""
+        if self.is_node:
+            if retention is not None:
+                raise _only_for_object_logs(self.url)
             if create:
                 raise InvalidInput(f"--create is not for {self.url}: a node makes its own log ('strandline node run').")
-            with self.reading() as node:
-                node.bounds()  # a wrong address is found now, not after all the retries of a producer
-                yield node
-        elif folder is not None:
-            _only_for_object_logs(self.url, retention)
-            with _open_wal(self.url, folder, create=create, value=value, hint=hint) as log:
-                yield log
-        else:
-            with both_tiers(object_log_at(self.url, create=create, retention=retention, value=value, hint=hint)) as log:
-                yield log
+        with connection_errors(self.url), self.open(writes=True, create=create, retention=retention, **more) as log:
+            if isinstance(log, RemoteLog):
+                log.bounds()  # a wrong address is found now, not after all the retries of a producer
+            yield log
 
 
-def _open_wal(url: str, folder: str, *, create: bool, value: Codec | None, hint: str) -> AnyLog:
-    try:
-        return sl.open(wal_url(folder), create=create, value=value)
-    except WrongKind:
-        raise
-    except NotALog as error:
-        raise NotALog(f"There is no log at {url}: {hint}.") from error
-
-
-def _only_for_object_logs(url: str, retention: str | None) -> None:
-    if retention is not None:
-        raise InvalidInput(f"--retention is for an object log: {url} is trimmed by the process that writes it.")
+def _only_for_object_logs(url: str) -> InvalidInput:
+    return InvalidInput(f"--retention is for an object log: {url} is trimmed by the process that writes it.")
 
 
 def wal_url(folder: str) -> str:
     """The address of a write-ahead log in a folder."""
     return f"wal://{quote(str(Path(folder).absolute()))}"
+
+
+def object_log_at(url: str, **options: Any) -> sl.log.ObjectLog:
+    """The object log at an address, without its cold tier; ``options`` are those of :meth:`LogPlace.open`."""
+    place = log_place(url)
+    if place.is_node or place.is_wal:
+        other = "a write-ahead log, which the process that writes it trims"
+        if place.is_node:
+            other = "the log of a node, which trims it ('strandline node run --retention')"
+        raise _other_kind(url, "an object log", other)
+    if LogPlace(url).folder is not None:
+        need_object_log(url)  # which names the commands for what is there
+    log = hot_tier(LogPlace(url).open(**options))
+    assert isinstance(log, sl.log.ObjectLog)  # noqa: S101 - the address of one
+    return log
+
+
+def tierable_log(url: str, *, writes: bool = False) -> HotLog:
+    """The log of a command for cold tiers, without that tier: for changes, or beside the process that writes it."""
+    log = None if LogPlace(url).is_node else LogPlace(url).open(writes=writes)
+    if log is None or isinstance(log, RemoteLog):
+        raise _other_kind(url, "the log itself", "a node, which tiers its log by itself")
+    return hot_log(log)
+
+
+def _other_kind(url: str, wanted: str, found: str) -> Unsupported:
+    refuse_credentials(url, "authenticate by --token, or by a certificate")
+    return Unsupported(f"This command takes {wanted}, and {url} is {found}.")
+
+
+def open_shared(url: str, form: QueueFormat) -> QueueLog:
+    """The queue of version 1 at an address; one without a manifest is refused: the path may be mistyped."""
+    folder = ParsedAddress.of(url).folder
+
+    def refuse_others() -> None:
+        if folder is not None and not is_free(there := contents_at(str(Path(folder).absolute()))):
+            need(there, FolderKind.QUEUE_V1)  # with command advice
+
+    try:
+        queue = open_format(url, form)
+    except WrongKind:
+        refuse_others()
+        raise
+    try:
+        queue.store.get(form.manifest)
+    except NotFound as error:
+        refuse_others()
+        raise NotALog(
+            f"There is no queue manifest at {queue.url}/{form.manifest}: check the address and --manifest, or nothing "
+            "was ever listed there."
+        ) from error
+    return queue
 
 
 @contextmanager
@@ -150,34 +192,31 @@ def connection_errors(url: str) -> Iterator[None]:
         raise
 
 
-def log_place(
-    url: LogUrl, *, token: TokenFile = None, ca: Ca = None, cert: Cert = None, cert_key: Key = None
-) -> LogPlace:
-    """The log at an address, with the options for a node checked; ``InvalidInput`` if it is not a node's."""
-    scheme_of(url)
-    if is_node_address(url):
-        return LogPlace(url, ClientSecurity.load(roots=ca, certificate=cert, key=cert_key, token=token))
-    given = {"--token": token, "--ca": ca, "--cert": cert, "--cert-key": cert_key}
-    if wrong := [option for option, value in given.items() if value is not None]:
-        raise InvalidInput(f"{', '.join(wrong)} is for a node (grpc://host:port), not for {url}.")
-    return LogPlace(url, None)
+def client_security() -> ClientSecurity:
+    """How the running command authenticates itself to nodes."""
+    given = shared()
+    return ClientSecurity.load(roots=given.ca, certificate=given.cert, key=given.cert_key, token=given.token)
+
+
+def refuse_access(*urls: str) -> None:
+    """``InvalidInput`` for options that connect to a node, if none of the addresses is a node's."""
+    if any(ParsedAddress.of(url).is_node for url in urls):
+        return
+    given = shared()
+    if wrong := [f"--{name.replace('_', '-')}" for name in OF_NODES if getattr(given, name) is not None]:
+        raise InvalidInput(f"{', '.join(wrong)} is for a node (grpc://host:port), not for {' or '.join(urls)}.")
 
 
 def on_any_log(command: Callable[Concatenate[LogPlace, P], None]) -> Callable[..., None]:
-    """Make a command for the log at its argument URL; adds the options of :func:`log_place` to its own.
-
-    ``--key`` is that of the certificate, unless the command has an option of that name.
-    """
-    connecting = list(inspect.signature(log_place, eval_str=True).parameters.values())
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    if any(each.name == "key" for each in own):
-        connecting = [each.replace(annotation=_CertKey) if each.name == "cert_key" else each for each in connecting]
+    """Make a command for the log at its argument URL."""
 
     @wraps(command)
     def run(url: str, *arguments: P.args, **options: P.kwargs) -> None:
-        given: dict[str, Any] = {each.name: options.pop(each.name) for each in connecting[1:]}
-        command(log_place(url, **given), *arguments, **options)
+        log_place(url)
+        refuse_access(url)
+        command(LogPlace(url), *arguments, **options)
 
-    parameters = sorted([connecting[0], *own, *connecting[1:]], key=lambda each: each.kind)
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return guarded(run)
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    log = inspect.Parameter("url", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=LogUrl)
+    run.__signature__ = inspect.Signature([log, *own])  # type: ignore[attr-defined]
+    return connecting(run)

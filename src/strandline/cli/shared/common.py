@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import signal
@@ -10,45 +9,28 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from functools import wraps
 from queue import SimpleQueue
-from typing import Annotated, Any, Final, ParamSpec, Self, TypeVar
+from typing import Annotated, Final, ParamSpec, Self, TypeVar
 
 import typer
 
-import strandline as sl
 from strandline.cli import end_at_once
 from strandline.cli.shared import output as show
-from strandline.cli.shared.targets import contents_at, folder_at, is_free, need, need_object_log
+from strandline.cli.shared.shared_options import shared
 from strandline.cli.shared.text import escaped, parse_start
-from strandline.compat.v1.log import QueueLog, open_queue
-from strandline.compat.v1.trimming import GRACE
+from strandline.compat.v1.log import QueueFormat
 from strandline.errors import (
     Fenced,
     InvalidInput,
-    NotALog,
-    NotFound,
     ProducerFailed,
     StrandlineError,
-    Unsupported,
-    WrongKind,
 )
-from strandline.log.folders import FolderKind
-from strandline.log.object.log import open_log
-from strandline.log.wal.log import WalLog
-from strandline.model.addresses import refuse_credentials
 from strandline.model.retention import parse_bytes, parse_retention, parse_seconds
-from strandline.opening import scheme_of, wal_path
-from strandline.tier.opening import tiered
-from strandline.values.contract import Codec
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-
-Tiers = sl.log.ObjectLog | sl.tier.TieredLog
-"""A log, with its cold tier if it has one."""
 
 _LOGGER: Final = logging.getLogger("strandline.cli")
 
@@ -68,28 +50,6 @@ TruncateTimes = Annotated[
     bool, typer.Option("--truncate-times", help="Cut times that are finer than a microsecond; else they are refused.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-_DEBUG: Final = Annotated[bool, typer.Option("--debug", help="Show the whole traceback of an error.")]
-
-
-class TargetFormat(StrEnum):
-    """Format of the log at an address."""
-
-    LOG = "log"
-    QUEUE_V1 = "queue-v1"
-
-
-LogFormat = Annotated[
-    TargetFormat, typer.Option("--format", help="What is at the address: a log of this project, or a shared queue.")
-]
-Manifest = Annotated[str, typer.Option(metavar="PATH", help="Of a queue-v1: where its manifest is, below the address.")]
-Data = Annotated[str, typer.Option(metavar="PATH", help="Of a queue-v1: where its batches are, below the address.")]
-
-MANIFEST: Final = "ingest/manifest"
-DATA: Final = "ingest"
-
-
-OR_CREATE: Final = "check the address, or make one with --create"
-"""The advice of a command with this option, where there is no log."""
 
 
 def _option(parse: Callable[[str], T]) -> Callable[[str], T]:
@@ -108,6 +68,32 @@ def _option(parse: Callable[[str], T]) -> Callable[[str], T]:
 start = _option(parse_start)
 length_of_time = _option(parse_seconds)
 size_in_bytes = _option(parse_bytes)
+
+
+@_option
+def queue_format(text: str) -> QueueFormat:
+    """The format of a queue of version 1, with the paths of its parts if they are given.
+
+    >>> queue_format("queue-v1:in/list,in/data").data
+    'in/data'
+    """
+    name, _, paths = text.partition(":")
+    manifest, both, data = paths.partition(",")
+    if name != "queue-v1" or (paths and not (manifest and both and data)):
+        raise InvalidInput(f"{text!r} is no format: write queue-v1, or queue-v1:MANIFEST,DATA with the paths of both.")
+    return QueueFormat(manifest, data) if paths else QueueFormat()
+
+
+QueueFormatOption = Annotated[
+    QueueFormat | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT",
+        parser=queue_format,
+        help="For a shared queue instead of a log: queue-v1, or queue-v1:MANIFEST,DATA with their paths below the "
+        "address, by default ingest/manifest and ingest.",
+    ),
+]
 
 
 def retention_option(whose: str) -> typer.models.OptionInfo:
@@ -130,12 +116,12 @@ def guarded(command: Callable[P, R], *, fenced: int = 1) -> Callable[..., R]:
     """End the command properly: an error is one sentence and status 1, Ctrl-C is one word and status 130, with what to
     do next where :func:`on_interruption` says that.
 
-    Adds the option ``--debug``, with which an error keeps its traceback. ``fenced`` is the status if another
-    process has taken over. A closed standard output (``| head``) is no error.
+    With the option ``--debug`` an error keeps its traceback. ``fenced`` is the status if another process has taken
+    over. A closed standard output (``| head``) is no error.
     """
 
     @wraps(command)
-    def run(*args: Any, debug: bool = False, **options: Any) -> R:
+    def run(*args: P.args, **options: P.kwargs) -> R:
         try:
             with _interruptible():
                 return command(*args, **options)
@@ -147,14 +133,18 @@ def guarded(command: Callable[P, R], *, fenced: int = 1) -> Callable[..., R]:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(BROKEN_PIPE) from None
         except (StrandlineError, OSError) as error:
-            if debug:
+            if shared().debug:
                 raise
-            show.error(_reason(error), as_json=bool(options.get("json")))
+            show.error(_reason(error), as_json=shared().json or bool(options.get("json")))
             raise typer.Exit(fenced if isinstance(error, Fenced) else 1) from None
 
-    own = inspect.signature(command, eval_str=True)
-    option = inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_DEBUG)
-    run.__signature__ = own.replace(parameters=[*own.parameters.values(), option])  # type: ignore[attr-defined]
+    return run
+
+
+def connecting(command: Callable[..., R]) -> Callable[..., R]:
+    """Make a command that may connect to a node: it takes the shared options for that."""
+    run = guarded(command)
+    run.connects = True  # type: ignore[attr-defined]
     return run
 
 
@@ -255,99 +245,6 @@ def stop_on_signal() -> Iterator[threading.Event]:
             signal.signal(number, handler)
         requests.put(None)
         setter.join()
-
-
-def object_log_at(
-    url: str,
-    *,
-    create: bool = False,
-    retention: str | None = None,
-    value: Codec | None = None,
-    hint: str = "check the address",
-) -> sl.log.ObjectLog:
-    """The object log at an address; if there is none, the error names options rather than Python calls."""
-    scheme_of(url)
-    if url.startswith(("grpc://", "grpc+tls://", "wal://")):
-        refuse_credentials(url, "authenticate by --token, or by a certificate")
-        other = "a write-ahead log, which the process that writes it trims"
-        if not url.startswith("wal://"):
-            other = "the log of a node, which trims it ('strandline node run --retention')"
-        raise Unsupported(f"This command takes an object log, and {url} is {other}.")
-    need_object_log(url, create=create, hint=hint)
-    try:
-        return open_log(url, create=create, retention=retention, value=value)
-    except WrongKind:
-        raise
-    except NotALog as error:
-        if "although the head of a log is there" in str(error):
-            raise
-        raise NotALog(f"There is no log at {url}: {hint}.") from error
-
-
-def wal_folder(place: str) -> str | None:
-    """The folder of a write-ahead log, by its path or its address wal://; None for the address of an object log."""
-    if place.startswith("wal://"):
-        folder = wal_path(place)
-        there = contents_at(folder)
-        if not is_free(there):
-            need(there, FolderKind.WAL)
-        return folder
-    local = folder_at(place)
-    if local is None:
-        return None
-    there = contents_at(str(local))
-    if not is_free(there):
-        need(there, FolderKind.OBJECT_LOG, FolderKind.WAL)
-    return str(local) if FolderKind.WAL in there.kinds else None
-
-
-def open_to_look(place: str) -> sl.log.ObjectLog | sl.log.WalReader:
-    """The log at a path or address, without a lock: another process may be writing it."""
-    folder = wal_folder(place)
-    return object_log_at(place) if folder is None else sl.log.WalReader(folder)
-
-
-@contextmanager
-def open_to_tier(place: str) -> Iterator[sl.log.ObjectLog | WalLog]:
-    """The log at a path or address; a write-ahead log is opened for writing, which only one process at a time can."""
-    folder = wal_folder(place)
-    if folder is None:
-        yield object_log_at(place)
-        return
-    with WalLog.open(folder, create=False) as log:
-        yield log
-
-
-@contextmanager
-def both_tiers(log: sl.log.ObjectLog) -> Iterator[Tiers]:
-    """The log, with its cold tier if it has one; closes the cold tier at the end."""
-    both = tiered(log)
-    try:
-        yield both
-    finally:
-        if isinstance(both, sl.tier.TieredLog):
-            both.close()
-
-
-def open_shared(url: str, *, manifest: str, data: str, grace: float = GRACE) -> QueueLog:
-    """The queue of version 1 at an address; one without a manifest is refused: the path may be mistyped."""
-    folder = folder_at(url)
-    try:
-        queue = open_queue(url, manifest=manifest, data=data, grace=grace)
-    except WrongKind:
-        if folder is not None:
-            need(contents_at(str(folder)), FolderKind.QUEUE_V1)  # with command advice
-        raise
-    try:
-        queue.store.get(manifest)
-    except NotFound as error:
-        if folder is not None and not is_free(there := contents_at(str(folder))):
-            need(there, FolderKind.QUEUE_V1)
-        raise NotALog(
-            f"There is no queue manifest at {queue.url}/{manifest}: check the address and --manifest, or nothing was "
-            "ever listed there."
-        ) from error
-    return queue
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -7,8 +7,8 @@ from typing import Final
 
 from strandline.errors import NotALog
 from strandline.log.folders import Contents, FolderKind, contents, refuse_others
+from strandline.model.addresses import ParsedAddress
 from strandline.storage.disk import DISK
-from strandline.storage.objects.urls import local_folder
 
 _SUFFIX: Final = ".logical.wal"
 _PROGRAM: Final = "no command is for it; a program opens it with strandline.{}."
@@ -16,7 +16,8 @@ _PROGRAM: Final = "no command is for it; a program opens it with strandline.{}."
 
 def folder_at(url: str) -> Path | None:
     """The folder of a local address, from the root; None for any other."""
-    folder = local_folder(url)
+    place = ParsedAddress.of(url)
+    folder = None if place.is_wal else place.folder
     return None if folder is None else Path(folder).absolute()
 
 

@@ -14,7 +14,7 @@ import typer
 import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
-from strandline.cli.shared.common import INTERRUPTED, Json, stop_on_signal
+from strandline.cli.shared.common import INTERRUPTED, stop_on_signal
 from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.decoding import json_codec, named
 from strandline.cli.shared.logs import log_to_stderr
@@ -101,7 +101,6 @@ def follow(
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="The sink's name.")] = "default",
     metrics: Metrics = None,
     metrics_open: MetricsOpen = False,
-    json: Json = False,
 ) -> None:
     """Keep a table in step with a log, exactly: rows and position are one commit.
 
@@ -113,7 +112,7 @@ def follow(
     end = _end(until)
     opened = place.reading() if slot is None else place.writing()
     sinks: list[MaintainedTable] = []
-    progress = show.meter("following", total=None, quiet=json, note=lambda: "".join(map(_letters_of, sinks)))
+    progress = show.meter("following", total=None, note=lambda: "".join(map(_letters_of, sinks)))
     if end is None:
         log_to_stderr(logging.INFO)
     with (
@@ -162,7 +161,7 @@ def follow(
     }
     text = f"{show.counted(done.next - first, 'record')} applied in {show.seconds(seconds)}: "
     text += f"the table is at offset {done.next:,}, {show.counted(behind, 'record')} behind{_letters_of(sink)}"
-    show.answer(fields, f"{'stopped: ' if interrupted else ''}{text}", as_json=json)
+    show.answer(fields, f"{'stopped: ' if interrupted else ''}{text}")
     if interrupted and end is not None:
         raise typer.Exit(INTERRUPTED)
     if fail_on_letters and sink.bad_records:

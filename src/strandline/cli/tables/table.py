@@ -10,7 +10,7 @@ import typer
 
 import strandline as sl
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import Json, confirm, guarded, on_interruption
+from strandline.cli.shared.common import confirm, guarded, on_interruption
 from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.groups import group
 from strandline.cli.shared.pools import Workers, is_on_spark, spark_session, task_pool
@@ -57,7 +57,6 @@ def describe(
     schema: Schema = None,
     key: Key = None,
     name: Name = "default",
-    json: Json = False,
 ) -> None:
     """Show what a table keeps, its size and columns, and how far it has followed its log.
 
@@ -93,7 +92,7 @@ def describe(
     if found.cursor is not None:
         since = f"from offset {found.start:,} " if found.start else ""
         lines.append(f"applied {since}up to offset {found.cursor.next:,}; {show.counted(behind or 0, 'record')} behind")
-    show.answer(fields, *lines, as_json=json)
+    show.answer(fields, *lines)
 
 
 @table.command()
@@ -107,7 +106,6 @@ def verify(
     tombstones: TombstoneOption = None,
     name: Name = "default",
     workers: Workers = None,
-    json: Json = False,
 ) -> None:
     """Compare each row of a table with its log, up to the table's cursor. Changes nothing.
 
@@ -135,7 +133,7 @@ def verify(
     else:
         text += f"{check.missing:,} missing, {check.extra:,} too many."
         more = [*(f"  {one}" for one in check.first), f"Build it again with 'strandline table rebuild {url} {log}'."]
-    show.answer(fields, text, *more, as_json=json)
+    show.answer(fields, text, *more)
     if not check.is_clean:
         raise typer.Exit(1)
 
@@ -178,7 +176,6 @@ def rebuild(
         bool, typer.Option("--verify/--no-verify", help="Compare the new rows with the log before they are shown.")
     ] = True,
     yes: Yes = False,
-    json: Json = False,
 ) -> None:
     """Build all rows of a table again from its log, compare them with it, and replace the old ones in one commit.
 
@@ -207,7 +204,7 @@ def rebuild(
     were = "was" if found.rows == 1 else "were"
     text = f"{show.counted(found.rows, 'row')} {were} built again, from offset {first:,} up to {cursor.next:,}"
     text += ", and each is as the log says." if verified else "."
-    show.answer({"rows": found.rows, "start": first, "cursor": str(cursor)}, text, as_json=json)
+    show.answer({"rows": found.rows, "start": first, "cursor": str(cursor)}, text)
 
 
 @table.command()
@@ -219,7 +216,6 @@ def repair(
     schema: Schema = None,
     key: Key = None,
     name: Name = "default",
-    json: Json = False,
 ) -> None:
     """Restore a table that others changed to its last version that is known to be right.
 
@@ -235,7 +231,7 @@ def repair(
     cursor = sink.repair(opened.log_id, serves)
     if cursor is None:
         raise InvalidInput(f"There is no table at {url}: check the address.")
-    show.answer({"cursor": str(cursor)}, f"The table is right, at offset {cursor.next:,}.", as_json=json)
+    show.answer({"cursor": str(cursor)}, f"The table is right, at offset {cursor.next:,}.")
 
 
 @table.command()
@@ -250,7 +246,6 @@ def move(
     key: Key = None,
     tombstones: TombstoneOption = None,
     name: Name = "default",
-    json: Json = False,
 ) -> None:
     """Let a table that follows a log follow its copy from now on, in one commit that changes no row.
 
@@ -275,7 +270,7 @@ def move(
         done = sl.move_table(sink, old, new)
     follows = "follows that log already" if done.was_there else "follows that log now"
     text = f"The table {follows}, from offset {done.cursor.next:,} on; no row was changed."
-    show.answer({"cursor": str(done.cursor), "moved": not done.was_there}, text, as_json=json)
+    show.answer({"cursor": str(done.cursor), "moved": not done.was_there}, text)
 
 
 @table.command()
@@ -289,7 +284,6 @@ def replay(
     key: Key = None,
     tombstones: TombstoneOption = None,
     name: Name = "default",
-    json: Json = False,
 ) -> None:
     """Apply dead letters that can become rows by now, each once and in its place, and remove them.
 
@@ -315,7 +309,7 @@ def replay(
         )
     if done.of_others:
         lines.append(f"{done.of_others:,} stay, since they name other tables.")
-    show.answer(asdict(done), *lines, as_json=json)
+    show.answer(asdict(done), *lines)
 
 
 @table.command()
@@ -331,7 +325,6 @@ def letters(
     limit: Annotated[
         int, typer.Option("--limit", metavar="N", min=1, help="How many are shown, from the first on.")
     ] = 100,
-    json: Json = False,
 ) -> None:
     """Show the dead letters of a table: the records that could not become rows, each with the reason.
 
@@ -352,7 +345,7 @@ def letters(
     more = [] if found.num_rows <= limit else [f"{found.num_rows - limit:,} more: see --limit."]
     if not found.num_rows:
         more = _absence_of(dead_letters)
-    show.answer(fields, f"{show.counted(found.num_rows, 'dead letter')}.", *lines, *more, as_json=json)
+    show.answer(fields, f"{show.counted(found.num_rows, 'dead letter')}.", *lines, *more)
 
 
 def _absence_of(dead_letters: str | None) -> list[str]:
@@ -377,13 +370,13 @@ def _place_of(url: str, dead_letters: str | None) -> str | bool:
 
 @table.command()
 @guarded
-def optimize(url: TableUrl, *, name: Name = "default", json: Json = False) -> None:
+def optimize(url: TableUrl, *, name: Name = "default") -> None:
     """Join small files of a table of all changes. Its follower may run meanwhile.
 
     Example: strandline table optimize ./tables/orders
     """
     fewer = sl.tables.optimize(followed_table(url, name=name))
-    show.answer({"files_fewer": fewer}, f"The table has {show.counted(fewer, 'file')} fewer.", as_json=json)
+    show.answer({"files_fewer": fewer}, f"The table has {show.counted(fewer, 'file')} fewer.")
 
 
 @table.command()
@@ -395,7 +388,6 @@ def vacuum(
         int, typer.Option("--hours", metavar="N", min=1, help="Keep the files of versions younger than this.")
     ] = 168,
     name: Name = "default",
-    json: Json = False,
 ) -> None:
     """Remove data files that no version of the last days names, such as those of failed jobs.
 
@@ -404,4 +396,4 @@ def vacuum(
     Example: strandline table vacuum ./tables/orders --hours 336
     """
     gone = sl.tables.vacuum(followed_table(url, name=name), hours)
-    show.answer({"files_removed": gone}, f"{show.counted(gone, 'file')} removed.", as_json=json)
+    show.answer({"files_removed": gone}, f"{show.counted(gone, 'file')} removed.")

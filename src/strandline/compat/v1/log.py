@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID, uuid5
 
 from strandline.compat.v1 import edits
@@ -24,7 +25,7 @@ from strandline.log.produce.limits import Limits
 from strandline.log.read.planning import check_fingerprint
 from strandline.log.read.reading import HeadPoller
 from strandline.log.slots import resume
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, ParsedAddress
 from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.cursor import MILLISECOND, NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import MetadataRanges, QueueEntry, QueueManifest, WriterId
@@ -34,9 +35,31 @@ from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.objects.store import ObjectStore
-from strandline.storage.objects.urls import local_folder, store_at
+from strandline.storage.objects.urls import store_at
 
 _NAMESPACE: Final = UUID("5b0d7a2e-6a55-5c43-9a53-1d2f6f0c7e11")
+
+
+@checked
+@dataclass(frozen=True, slots=True)
+class QueueFormat:
+    """Where a queue of version 1 has its parts, below its address.
+
+    ``grace`` is how many seconds its trimmers wait: the same for all of its producers and trimmers.
+    """
+
+    manifest: str = "ingest/manifest"
+    data: str = "ingest"
+    grace: Duration = GRACE
+
+
+NamedFormat: TypeAlias = Literal["queue-v1"] | QueueFormat
+"""A format by its name, or with the places of its parts."""
+
+
+def open_format(address: Address | ObjectStore, form: NamedFormat, **settings: Any) -> QueueLog:
+    """The queue at an address, with its parts in their usual places if only the format is named."""
+    return open_queue(address, **asdict(QueueFormat() if isinstance(form, str) else form), **settings)
 
 
 @checked
@@ -56,7 +79,7 @@ def open_queue(
     be the same for all producers and trimmers of the queue. ``WrongKind`` in a folder of another kind.
     """
     store = store_at(address, options)
-    folder = None if isinstance(address, ObjectStore) else local_folder(as_address(address))
+    folder = None if isinstance(address, ObjectStore) else ParsedAddress.of(address).folder
     if folder is not None:
         # A log and a queue may share a folder: their names differ.
         check_missing(folder, FolderKind.QUEUE_V1, disk=DISK, beside=(FolderKind.OBJECT_LOG,))

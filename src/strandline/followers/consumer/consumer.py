@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Annotated, Final, Literal, Self
 
+from strandline.compat.v1.log import NamedFormat
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.followers.consumer.background import ConsumerThreads
 from strandline.followers.consumer.batch import ConsumedBatch, FetchHandle
 from strandline.followers.consumer.dead_letters import BatchDeadLetters
-from strandline.followers.consumer.opening import DEFAULT_SLOT, ConsumerSource, Format, queue_at
+from strandline.followers.consumer.opening import DEFAULT_SLOT, ConsumerSource, queue_at
 from strandline.followers.consumer.progress import AckProgress, AckStep, Gauges
 from strandline.followers.consumer.reader import BatchReader
 from strandline.log.queue.contract import start_of
@@ -101,9 +102,7 @@ class Consumer:
         dead_letter_limit: int = 16,
         dead_letters: Address | None = None,
         trim_every: Duration | None = 300.0,
-        format: Format | None = None,  # noqa: A002 - as in open
-        manifest: str = "ingest/manifest",
-        data: str = "ingest",
+        format: NamedFormat | None = None,  # noqa: A002 - as in open
         options: Mapping[str, str] | None = None,
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
@@ -128,9 +127,7 @@ class Consumer:
             dead_letters: Folder or bucket for dead letters, of a log that has no object store: a write-ahead log, or a
                 node's. Needed there for ``on_poison="dead-letter"``.
             trim_every: Seconds between trims of the log in the background; None for none.
-            format: ``"queue-v1"`` for a queue of version 1.
-            manifest: Address of the manifest of a queue of version 1.
-            data: Address of the batches of a queue of version 1.
+            format: ``"queue-v1"`` for a queue of version 1, or a ``sl.compat.QueueFormat`` with other paths.
             options: Settings of the store, as for ``open``.
             clock: The clock.
             chance: Random source of the holder's name.
@@ -147,8 +144,6 @@ class Consumer:
             slot=slot,
             start=start,
             format=format,
-            manifest=manifest,
-            data=data,
             dead_letters=dead_letters,
             sets_aside=on_poison == "dead-letter",
             options=options,

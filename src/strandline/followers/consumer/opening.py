@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from os import PathLike
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
-from strandline.compat.v1.log import QueueLog, open_queue
+from strandline.compat.v1.log import NamedFormat, QueueLog, open_format
 from strandline.compat.v1.queue import V1Queue
 from strandline.compat.v1.slots import SLOT
 from strandline.errors import InvalidInput
@@ -16,7 +16,7 @@ from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.queue.contract import Queue
 from strandline.log.queue.log_queue import ObjectLogQueue
 from strandline.log.queue.slot_queue import SlotQueue, no_letters
-from strandline.model.addresses import Address, as_address, split_address
+from strandline.model.addresses import Address, ParsedAddress
 from strandline.model.cursor import Start
 from strandline.storage.clock import Chance, Clock
 from strandline.storage.closing import Closing
@@ -25,12 +25,7 @@ from strandline.storage.objects.urls import open_store
 ConsumerSource: TypeAlias = Address | LogReading | QueueLog | Queue
 """Where a consumer is opened: an address, an opened log or queue, or any object with the contract of queues."""
 
-Format = Literal["queue-v1"]
-
 DEFAULT_SLOT: Final = "default"
-
-_OUTSIDE: Final = frozenset({"wal", "grpc", "grpc+tls"})
-"""Schemes of logs outside of object stores."""
 
 
 @runtime_checkable
@@ -54,9 +49,7 @@ def queue_at(
     *,
     slot: str,
     start: Start,
-    format: Format | None,  # noqa: A002 - as in open
-    manifest: str,
-    data: str,
+    format: NamedFormat | None,  # noqa: A002 - as in open
     dead_letters: Address | None,
     sets_aside: bool,
     options: Mapping[str, str] | None,
@@ -71,7 +64,7 @@ def queue_at(
     opened: Closing | None = None
     log: object = source
     if isinstance(source, str | PathLike):
-        log = _open(source, format=format, manifest=manifest, data=data, options=options, clock=clock, chance=chance)
+        log = _open(source, format=format, options=options, clock=clock, chance=chance)
         opened = log if isinstance(log, Closing) and not isinstance(log, ObjectLog) else None
     if dead_letters is not None and isinstance(log, ObjectLog | QueueLog | Queue):
         raise InvalidInput("dead_letters= is for a log without an object store: this one keeps them in its own.")
@@ -115,10 +108,8 @@ def _slot_queue(
     return SlotQueue(cast("Log", log), slot, start=start, url=url, letters=letters, clock=clock)
 
 
-def _open(address: Address, *, format: Format | None, **settings: Any) -> object:  # noqa: A002
+def _open(address: Address, *, format: NamedFormat | None, **settings: Any) -> object:  # noqa: A002
     if format is not None:
-        return open_queue(address, **settings)
-    url = as_address(address)
-    if "://" in url and split_address(url).scheme in _OUTSIDE:
-        return open_address(url)
-    return open_log(address, **{name: settings[name] for name in ("options", "clock", "chance")})
+        return open_format(address, format, **settings)
+    place = ParsedAddress.of(address)
+    return open_address(address) if place.is_node or place.is_wal else open_log(address, **settings)

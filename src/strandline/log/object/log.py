@@ -35,7 +35,7 @@ from strandline.log.produce.handles import settled
 from strandline.log.produce.limits import Limits
 from strandline.log.read.planning import clipped, known_columns
 from strandline.log.read.reading import HeadPoller
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, ParsedAddress
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor, RecordRange
 from strandline.model.head import Entry, Head, WriterId
@@ -56,7 +56,7 @@ from strandline.storage.disk import DISK
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.metrics import fetching
 from strandline.storage.objects.store import ABSENT, ObjectStore
-from strandline.storage.objects.urls import local_folder, store_at
+from strandline.storage.objects.urls import store_at
 from strandline.values.contract import Codec
 from strandline.values.recorded import check_recorded, newest, with_version
 
@@ -147,7 +147,7 @@ def open_log(
     try:
         found = store.get(IDENTITY)
     except NotFound as error:
-        folder = None if isinstance(address, ObjectStore) else local_folder(as_address(address))
+        folder = None if isinstance(address, ObjectStore) else ParsedAddress.of(address).folder
         if folder is not None:
             (check_new if create else check_missing)(folder, FolderKind.OBJECT_LOG, disk=DISK)
         elif create:

@@ -24,7 +24,7 @@ from strandline.log.topic.contract import NO_TOPIC, begun, check_count, check_pa
 from strandline.log.topic.publishers import BatchingPublisher, TopicPublisher, WalPublisher
 from strandline.log.topic.subscription import LogTopicSubscription, Polling, ReadSize
 from strandline.log.wal.log import ROLL_BYTES, WalLog
-from strandline.model.addresses import Address, as_address
+from strandline.model.addresses import Address, ParsedAddress, as_address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Bounds
 from strandline.model.records import values_bytes
@@ -33,7 +33,7 @@ from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK, Disk, make_own_folder, replace_file
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.objects.store import ABSENT, ObjectStore
-from strandline.storage.objects.urls import local_folder, open_store
+from strandline.storage.objects.urls import open_store
 
 _IDENTITY: Final = "topic.json"
 _NEW: Final = ".new"
@@ -232,7 +232,7 @@ def open_object_topic(
         _check_same(url, found, partition_count)
     elif not create:
         raise _no_topic(url)
-    elif (folder := local_folder(url)) is not None:
+    elif (folder := ParsedAddress.of(url).folder) is not None:
         check_new(folder, FolderKind.TOPIC, disk=DISK)
     else:
         check_new_in_store(store, FolderKind.TOPIC)
@@ -248,8 +248,9 @@ def open_object_topic(
 
 def topic_partitions(url: Address, options: Mapping[str, str] | None = None) -> int:
     """How many partitions the topic at an address has, in a store or a folder; ``NotFound`` if there is none."""
-    url = as_address(url)
-    found = _read_count(open_store(url.replace("wal://", "file://", 1) if url.startswith("wal://") else url, options))
+    place = ParsedAddress.of(url)
+    url, folder = place.text, place.folder if place.is_wal else None
+    found = _read_count(open_store(url if folder is None else folder, options))
     if found is None:
         raise _no_topic(url)
     return found

@@ -13,7 +13,6 @@ import pyarrow as pa
 from prometheus_client import Counter
 from pyspark.sql.datasource import InputPartition
 
-from strandline.compat.v1.log import open_queue
 from strandline.errors import NotFound, NotReady
 from strandline.log.contract import Log
 from strandline.log.read.planning import divided_spans, pack
@@ -70,14 +69,10 @@ class OpenedLog:
     def log(self) -> Log:
         """The log, opened now if it was not."""
         if self._log is None:
-            url, storage, queue = self.options.url, self.options.storage or None, self.options.queue
-            if queue is None:
-                # Not above: a task that finds its planned records opens nothing, and need not import this.
-                from strandline.spark.opening import opened_log
+            # Not above: a task that finds its planned records opens nothing, and need not import this.
+            from strandline.spark.opening import opened_log
 
-                self._log = opened_log(self.options)
-            else:
-                self._log = open_queue(url, manifest=queue.manifest, data=queue.data, options=storage)
+            self._log = opened_log(self.options)
         return self._log
 
     @property

@@ -25,6 +25,7 @@ from strandline.errors import (
 from strandline.ingestion.api import ingest, open_target
 from strandline.log.object import ObjectLog
 from strandline.log.read.value_format import named_codec
+from strandline.model.addresses import ParsedAddress
 from strandline.opening import open_url
 from strandline.spark.failures import retried
 from strandline.spark.opening import security_of
@@ -41,7 +42,8 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 def needs_outbox(url: str) -> bool:
     """Whether executors cannot list batches in the log at this address."""
-    return url.startswith(("grpc:", "grpc+tls:", "wal:"))
+    place = ParsedAddress.of(url)
+    return place.is_node or place.is_wal
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,7 @@ def _target(options: WriteOptions) -> tuple[UUID, Codec | None]:
 
 
 def _access(options: WriteOptions) -> dict[str, Any]:
-    return {} if options.url.startswith("wal:") else {"security": security_of(options.node)}
+    return {} if ParsedAddress.of(options.url).is_wal else {"security": security_of(options.node)}
 
 
 def forward(options: WriteOptions) -> None:

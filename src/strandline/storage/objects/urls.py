@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from obstore.store import MemoryStore
 
 from strandline.errors import InvalidInput
-from strandline.model.addresses import Address, as_address, local_path, refuse_credentials, split_address
+from strandline.model.addresses import Address, ParsedAddress, refuse_credentials
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.objects.remote import ObstoreStore
 from strandline.storage.objects.settings import store_settings
@@ -17,17 +17,6 @@ from strandline.storage.retry import RetryingStore
 _CLOUDS = ("s3", "s3a", "gs", "az", "abfs", "abfss", "azure", "adl")
 
 _memory: dict[str, ObstoreStore] = {}
-
-
-def local_folder(url: str) -> str | None:
-    """The folder on this machine at an address; None for any other address.
-
-    >>> local_folder("file:///data/orders"), local_folder("data/orders"), local_folder("s3://bucket/orders")
-    ('/data/orders', 'data/orders', None)
-    """
-    if "://" not in url:
-        return url or None
-    return local_path(url) or None if split_address(url).scheme == "file" else None
 
 
 def store_at(address: Address | ObjectStore, options: Mapping[str, str] | None = None) -> ObjectStore:
@@ -42,18 +31,17 @@ def open_store(address: Address, options: Mapping[str, str] | None = None) -> Ob
     ``az://``. Credentials and endpoints come from the usual environment variables of each cloud; ``options`` are
     obstore's configuration names, and take precedence.
     """
-    url = as_address(address)
+    place = ParsedAddress.of(address)
+    url, scheme = place.text, place.scheme
     refuse_credentials(url, "set the environment variables of the cloud (such as AWS_ACCESS_KEY_ID), or give options")
     settings = store_settings(options)
     for name, value in settings.items():
         if "proxy" not in name.lower():  # errors repeat the addresses of requests, and not that of a proxy
             refuse_credentials(value, f"give them as options of their own, beside {name}")
-    scheme = split_address(url).scheme if "://" in url else "file"
     if scheme == "file":
-        path = local_path(url) if "://" in url else url
-        if not path:
+        if place.folder is None:
             raise InvalidInput(f"{url!r} names no folder; write file:///path/to/folder.")
-        return RetryingStore(LocalStore(path))
+        return RetryingStore(LocalStore(place.folder))
     if scheme == "memory":
         found = _memory.get(url)
         # Without a lock, which might be held when the process forks: the second creator uses the first one's.
