@@ -27,7 +27,6 @@ from strandline.errors import (
     InvalidInput,
     NotFound,
     NotReady,
-    StorageError,
     StrandlineError,
     Unsupported,
 )
@@ -39,9 +38,8 @@ from strandline.ingestion.value_formats import FormatFollower
 from strandline.log.contract import READING, Log, Slots, require
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.source_names import note_source
-from strandline.log.slots.heartbeat import SlotHeartbeat
+from strandline.log.slots.pin import SlotPin
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
-from strandline.model.retention import NEWCOMER_SECONDS
 from strandline.node.api import Primary
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -366,22 +364,6 @@ def has_slots(source: object) -> bool:
         return False
 
 
-@dataclass(frozen=True, slots=True)
-class _UnclaimedSlot:
-    """An unclaimed slot, kept alive by heartbeats; it expires without them."""
-
-    slots: Slots
-    name: str
-    epoch: int
-    is_provisional: bool = True
-
-    def advance(self, to: Cursor) -> None:
-        """Do nothing: the slot stays at its position."""
-
-    def touch(self) -> None:
-        self.slots.touch(self.name, self.epoch)
-
-
 @contextlib.contextmanager
 def pinned(source: Log, position: int, *, clock: Clock, chance: Chance) -> Iterator[None]:
     """Pin a source while it is read: by a slot that is dropped in the end, and expires if this process is killed.
@@ -391,15 +373,7 @@ def pinned(source: Log, position: int, *, clock: Clock, chance: Chance) -> Itera
     if source.counts_batches or not has_slots(source):
         yield
         return
-    name = f"ingest-{chance.uuid()}"
-    try:
-        created = source.slots.create(name, position, lifetime=NEWCOMER_SECONDS)
-    except (NotReady, Unsupported):
+    with SlotPin(source, f"ingest-{chance.uuid()}", clock) as pin:
+        with contextlib.suppress(NotReady, Unsupported):
+            pin.hold(Cursor(source.log_id, position))
         yield
-        return
-    try:
-        with SlotHeartbeat(_UnclaimedSlot(source.slots, name, created.epoch), source, clock=clock):
-            yield
-    finally:
-        with contextlib.suppress(NotFound, StorageError, NotReady):
-            source.slots.drop(name)

@@ -7,7 +7,6 @@ import pytest
 from strandline.errors import StorageError
 from strandline.log.object.head.edits import CHUNK, SPILL_AT
 from strandline.log.object.log import ObjectLog, open_log
-from strandline.log.object.maintain.slot_lag import slot_lags, trim_end
 from strandline.log.slots.slot_lag import SlotLag
 from strandline.model.retention import InvalidReason, SlotLimits, parse_retention
 from strandline.testing.clock import ManualClock
@@ -15,6 +14,7 @@ from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
 from tests.cases import some
 from tests.contracts.slots import append
+from tests.log.slots.head_lags import slot_lags, trim_end
 
 TOTAL = 2 * CHUNK + SPILL_AT
 

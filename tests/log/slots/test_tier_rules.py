@@ -32,6 +32,7 @@ from strandline.model.retention import (
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
 from tests.contracts.logs import append
+from tests.log.slots.head_lags import slot_lags, trim_end
 
 INVALID = Invalidation(InvalidReason.HORIZON, 1)
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import final
 
 from strandline.log.object.head.index import Chunks, bytes_from, entries_from, entries_listed_since, start_of_newest
-from strandline.log.slots import slot_lag
-from strandline.log.slots.slot_lag import SlotLag
 from strandline.log.slots.trimming import retention_start
 from strandline.model.cursor import Bounds
 from strandline.model.head import Head
-from strandline.model.retention import Retention, SlotLimits, SlotState
+from strandline.model.retention import Retention
 
 
 @final
@@ -42,28 +38,6 @@ class HeadListing:
     def policy_start(self, retention: Retention, consumed: int | None) -> int:
         """The first offset that a policy retains."""
         return policy_start(self.head, retention, consumed, self.chunks, self.now)
-
-
-def slot_lags(
-    head: Head, states: Sequence[SlotState], chunks: Chunks, *, retention: Retention, limits: SlotLimits, now: int
-) -> list[SlotLag]:
-    """The lag of each slot at ``now`` (microseconds)."""
-    listing = HeadListing(head, chunks, now)
-    return slot_lag.slot_lags(listing, states, pins=head.slots, retention=retention, limits=limits, now=now)
-
-
-def trim_end(
-    head: Head,
-    states: Sequence[SlotState],
-    chunks: Chunks,
-    *,
-    retention: Retention,
-    now: int,
-    up_to_date: AbstractSet[str] = frozenset(),
-) -> int:
-    """The offset up to which the next trim may go, if the slots of these names were up to date."""
-    listing = HeadListing(head, chunks, now)
-    return slot_lag.trim_end(listing, states, pins=head.slots, retention=retention, up_to_date=up_to_date)
 
 
 def policy_start(head: Head, retention: Retention, consumed: int | None, chunks: Chunks, now: int) -> int:
