@@ -93,7 +93,7 @@ _CHANGES: Final = (
     {"change": "remove", "name": "b", "force": False},
     {"change": "policy", "policy": "quorum(a)", "force": True},
     {"change": "policy", "policy": "ack_n(1) and regions(eu=1)"},
-    {"change": "cancel"},
+    {"change": "cancel", "term": 1, "number": 3},
 )
 _CHANGE: Final = "change-members"
 _TICKETS: Final = tuple(

@@ -139,13 +139,14 @@ WRONG_CHANGES: list[dict[str, object]] = [
     {**ADD, "url": "file:///etc"},
     {**ADD, "url": f"grpc://{'h' * 4000}:1"},
     {**ADD, "force": 1},
-    {**ADD, "term": -1},
+    {**ADD, "epoch": 1},
     {"change": "policy", "policy": None, "force": True},
     {"change": "policy", "policy": "quorum(mallory)", "force": True},
     {"change": "policy", "policy": f"ack_n({'9' * 4000})", "force": True},
     {"change": "policy", "policy": "quorum(" * 2000, "force": True},
     {"change": "remove", "name": "a", "force": True},
     {"change": "cancel", "force": True},
+    *({"change": "cancel", "term": term, "number": 1, "force": True} for term in (-1, 0, 1.5, "1", True, 1 << 63, [1])),
 ]
 
 
@@ -153,7 +154,11 @@ WRONG_CHANGES: list[dict[str, object]] = [
     "token", [None, "no-token-of-anybody", APP, REPLICA], ids=["none", "wrong", "client", "replica"]
 )
 def test_only_an_administrator_changes_the_members_of_a_log(victim: Victim, token: str | None) -> None:
-    for change in (ADD, {"change": "cancel"}, {"change": "policy", "policy": "local", "force": True}):
+    for change in (
+        ADD,
+        {"change": "cancel", "term": 1, "number": 1},
+        {"change": "policy", "policy": "local", "force": True},
+    ):
         with pytest.raises((fl.FlightUnauthenticatedError, fl.FlightUnauthorizedError)):
             victim.act("change-members", change, token=token)
     check_unchanged(victim)
