@@ -12,7 +12,6 @@ from strandline.bulk.verifying import verify as verify_log
 from strandline.errors import CursorExpired, Diverged
 from strandline.log.object.head import edits
 from strandline.log.object.log import open_log
-from strandline.log.object.maintain.slot_lag import slot_lags, trim_end
 from strandline.log.read.planning import PlanBuilder
 from strandline.log.slots.rules import check_position
 from strandline.log.slots.trimming import floor, outrun, retained_first, trim_floor
