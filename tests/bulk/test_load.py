@@ -146,7 +146,7 @@ def test_rows_without_a_value_column_are_json_objects(log: ObjectLog, tmp_path: 
 
 def test_an_export_is_loaded_as_the_records_that_it_has(log: ObjectLog, files: Path, tmp_path: Path) -> None:
     sl.bulk.load(files, log, job="a", key="id")
-    manifest = sl.bulk.export(log, tmp_path / "export")
+    manifest = sl.bulk.export(log, tmp_path / "export", part_bytes=1)
     copy = sl.open(f"file://{tmp_path}/copy", create=True)
     sl.bulk.load([tmp_path / "export" / part.path for part in manifest.parts], copy, job="copy")
     assert rows(copy) == rows(log)
@@ -380,7 +380,7 @@ def test_the_folder_of_an_export_is_loaded_without_its_plan_and_only_when_it_is_
         for number in range(10):
             producer.append(key=b"\xff%d" % number, value=b"\x00" if number % 2 else None, headers={"h": b"\xfe"})
             producer.flush()
-    done = sl.bulk.export(source, tmp_path / "out")
+    done = sl.bulk.export(source, tmp_path / "out", part_bytes=1)
     manifest = tmp_path / "out" / "manifest.json"
     kept = manifest.read_bytes()
     manifest.unlink()

@@ -14,7 +14,7 @@ from strandline.log.addressed import log_at
 from strandline.log.contract import READING, Log, LogReading, require
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.log import ObjectLog
-from strandline.log.object.maintain.verify import ObjectLogVerifier
+from strandline.log.object.maintain.verify import check_object_log
 from strandline.log.read.planning import pack
 from strandline.log.read.span_tasks import MOVES, spans_between
 from strandline.log.topic.logs import LogTopic
@@ -106,9 +106,9 @@ class _Job:
         hot = self.hot
         self.found.examined.update(batches=0, records=0, bytes=0, compared=0, slots=0)
         if isinstance(hot, ObjectLog):
-            listing = ObjectLogVerifier(hot)
+            listing = check_object_log(hot)
             # Batches are read below, and one that moved since is no damage.
-            self.found.take(one for one in listing.findings() if self.quick or one.kind is not FindingKind.BATCH)
+            self.found.take(one for one in listing.findings if self.quick or one.kind is not FindingKind.BATCH)
             self.found.examined.update({name: listing.examined[name] for name in ("slots", "chunks", "trims")})
             return all(finding.kind is not FindingKind.HEAD for finding in self.found.damage)
         if self.is_wal:

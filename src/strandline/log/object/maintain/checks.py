@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from strandline.log.findings import Severity
 from strandline.log.writers.numbered import MAX_WRITERS
@@ -214,38 +210,6 @@ def check_slot(state: SlotState, *, floor: int, end: int, pinned: bool) -> Itera
 
 
 @dataclass(slots=True)
-class GenerationObjects:
-    """Batch objects of one generation, in columns: names, sizes and sequences."""
-
-    generation: int
-    names: bytearray = field(default_factory=bytearray)
-    sizes: array[int] = field(default_factory=lambda: array("q"))
-    sequences: array[int] = field(default_factory=lambda: array("q"))
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def add(self, name: bytes, size: int, sequence: int = -1) -> None:
-        """Add an object."""
-        self.names += name
-        self.sizes.append(size)
-        self.sequences.append(sequence)
-
-    def columns(self) -> tuple[pa.Array, pa.Array, pa.Array]:
-        """Names, sizes and sequences for Arrow; no more can be added."""
-        rows = len(self)
-        return (
-            pa.Array.from_buffers(pa.binary(16), rows, [None, pa.py_buffer(self.names)]),
-            pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(self.sizes)]),
-            pa.Array.from_buffers(pa.int64(), rows, [None, pa.py_buffer(self.sequences)]),
-        )
-
-    def path(self, index: int) -> str:
-        """The path of one object."""
-        return f"batches/{self.generation:016d}/{self.names[16 * index : 16 * index + 16].hex()}.batch"
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationDifference:
     """Differences between listing and store in one generation.
 
@@ -254,48 +218,32 @@ class GenerationDifference:
     """
 
     generation: int
-    unlisted: list[str]
-    absent: list[int]
-    resized: list[int]
-    doubled: list[int]
-
-
-def compare(listed: GenerationObjects, stored: GenerationObjects) -> GenerationDifference:
-    """Compare listed and stored objects. Listed names with the sequence -1 need not exist."""
-    ours, sizes, sequences = listed.columns()
-    theirs, stored_sizes, _ = stored.columns()
-    needed = pc.greater_equal(sequences, 0)
-    found = pc.index_in(ours, theirs)
-    resized = pc.not_equal(sizes, pc.take(stored_sizes, found))  # null where there is none
-    unlisted = pc.indices_nonzero(pc.is_null(pc.index_in(theirs, ours))).to_pylist()
-    return GenerationDifference(
-        generation=listed.generation,
-        unlisted=[stored.path(index) for index in unlisted],
-        absent=sequences.filter(pc.and_(needed, pc.is_null(found))).to_pylist(),
-        resized=sequences.filter(pc.and_(needed, resized)).to_pylist(),
-        doubled=_doubled(ours, sequences),
-    )
-
-
-def _doubled(names: pa.Array, sequences: pa.Array) -> list[int]:
-    if pc.count_distinct(names).as_py() == len(names):
-        return []
-    first = pc.index_in(names, names).to_pylist()
-    rows = zip(first, sequences.to_pylist(), strict=True)
-    return [sequence for index, (earlier, sequence) in enumerate(rows) if index != earlier and sequence >= 0]
+    unlisted: list[str] = field(default_factory=list)
+    absent: list[int] = field(default_factory=list)
+    resized: list[int] = field(default_factory=list)
+    doubled: list[int] = field(default_factory=list)
 
 
 class Inventory:
-    """Follows the store's listing of batch objects beside the log's own."""
+    """Follows the store's listing of batch objects beside the log's own, one generation at a time."""
 
     def __init__(self, store: ObjectStore) -> None:
         self.strangers: list[str] = []
         """Names of objects that are not batch objects of the log."""
-        self._store = store
-        self._listed: dict[int, GenerationObjects] = {}
+        self._listed: dict[int, dict[bytes, tuple[int, int]]] = {}
+        """Size and sequence of each listed object, by generation and identifier."""
+        self._differences: dict[int, GenerationDifference] = {}
         self._latest = 0
-        self._stored: Iterator[ObjectInfo] | None = None
-        self._ahead: ObjectInfo | None = None
+        self._stored = self._batches(store.list("batches/"))
+        self._ahead = next(self._stored, None)
+
+    def _batches(self, listing: Iterator[ObjectInfo]) -> Iterator[tuple[int, bytes, ObjectInfo]]:
+        for info in listing:
+            name = batch_name(info.path)
+            if name is None:
+                self.strangers.append(info.path)
+            else:
+                yield *name, info
 
     def add(self, location: str, size: int, sequence: int = -1) -> bool:
         """Add an object that an entry names, or (-1) that is to be deleted; False if it is no batch object."""
@@ -304,51 +252,32 @@ class Inventory:
             return False
         generation, identifier = name
         self._latest = max(self._latest, generation)
-        if generation not in self._listed:
-            self._listed[generation] = GenerationObjects(generation)
-        self._listed[generation].add(identifier, size, sequence)
+        listed = self._listed.setdefault(generation, {})
+        if identifier in listed and sequence >= 0:
+            self._difference(generation).doubled.append(sequence)
+        elif identifier not in listed:
+            listed[identifier] = size, sequence
         return True
 
-    def ended(self) -> Iterator[GenerationDifference]:
-        """The generations that no further entry can belong to."""
-        if self._listed and min(self._listed) < self._latest - 1:
-            yield from self._below(self._latest - 1)
+    def _difference(self, generation: int) -> GenerationDifference:
+        return self._differences.setdefault(generation, GenerationDifference(generation))
 
-    def rest(self) -> Iterator[GenerationDifference]:
-        """The remaining generations."""
-        yield from self._below(None)
-
-    def _below(self, end: int | None) -> Iterator[GenerationDifference]:
-        for stored in self._generations(end):
-            yield from self._alone(stored.generation)
-            yield compare(self._listed.pop(stored.generation, GenerationObjects(stored.generation)), stored)
-        yield from self._alone(end)
-
-    def _alone(self, end: int | None) -> Iterator[GenerationDifference]:
-        """The generations below ``end`` with listed entries, but no stored object."""
-        for generation in sorted(self._listed):
-            if end is None or generation < end:
-                yield compare(self._listed.pop(generation), GenerationObjects(generation))
-
-    def _generations(self, end: int | None) -> Iterator[GenerationObjects]:
-        """The stored objects of each generation below ``end``, in order; the listing continues there next time."""
-        if self._stored is None:
-            self._stored = self._store.list("batches/")
+    def compared(self, *, is_end: bool) -> Iterator[GenerationDifference]:
+        """The generations that no further entry can belong to; at the end of the listing the rest."""
+        end = None if is_end else self._latest - 1
+        if end is not None and (not self._listed or min(self._listed) >= end):
+            return
+        while self._ahead is not None and (end is None or self._ahead[0] < end):
+            generation, identifier, info = self._ahead
+            size, sequence = self._listed.get(generation, {}).pop(identifier, (None, -1))
+            if size is None:
+                self._difference(generation).unlisted.append(info.path)
+            elif size != info.size and sequence >= 0:
+                self._difference(generation).resized.append(sequence)
             self._ahead = next(self._stored, None)
-        names: GenerationObjects | None = None
-        while self._ahead is not None:
-            name = batch_name(self._ahead.path)
-            if name is None:
-                self.strangers.append(self._ahead.path)
-            else:
-                generation, identifier = name
-                if end is not None and generation >= end:
-                    break
-                if names is not None and names.generation != generation:
-                    yield names
-                    names = None
-                names = names or GenerationObjects(generation)
-                names.add(identifier, self._ahead.size)
-            self._ahead = next(self._stored, None)
-        if names is not None:
-            yield names
+        for generation in [known for known in self._listed if end is None or known < end]:
+            absent = [sequence for _, sequence in self._listed.pop(generation).values() if sequence >= 0]
+            if absent:
+                self._difference(generation).absent += absent
+        for generation in sorted(known for known in self._differences if end is None or known < end):
+            yield self._differences.pop(generation)

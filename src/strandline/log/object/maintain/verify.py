@@ -7,7 +7,7 @@ generation by generation (see :mod:`.checks`).
 from __future__ import annotations
 
 import re
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Final
@@ -15,7 +15,7 @@ from typing import Final
 from strandline.errors import CorruptData, NotFound, UnsupportedVersion, WrongKind
 from strandline.formats.object.head import decode_cut
 from strandline.formats.object.identity import SlotCodec, decode_identity
-from strandline.log.findings import Finding, FindingKind, Severity
+from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.object.head.index import (
     MissingChunk,
     chunk_path,
@@ -43,83 +43,74 @@ _CUT: Final = re.compile(r"trimmed/([0-9]{16})/[0-9a-f]{32}\.cut")
 _SLOT: Final = re.compile(r"slots/([A-Za-z0-9][A-Za-z0-9_.-]{0,127})\.json")
 
 
-class ObjectLogVerifier:
-    """One verification of an object log's listing. Changes nothing; the log may be used meanwhile, by trimmers too."""
+def check_object_log(log: ObjectLog) -> Verification:
+    """Check an object log's listing, slots and objects, without reading batches. Changes nothing.
 
-    def __init__(self, log: ObjectLog) -> None:
-        self.examined = Counter(batches=0, records=0, bytes=0, chunks=0, slots=0, trims=0)
-        """Counts of examined objects. ``trims`` are those whose objects are still to be deleted."""
+    The log may be used meanwhile, by trimmers too. ``StorageError`` if the store fails: an object that cannot be read
+    now is not known to be damaged.
+    """
+    examined = Counter(batches=0, records=0, bytes=0, chunks=0, slots=0, trims=0)
+    found = Verification(log.url, examined)
+    try:
+        head = log.head()
+    except CorruptData as error:
+        found.take([Finding(Severity.DAMAGE, FindingKind.HEAD, "head", str(error))])
+        return found
+    _ObjectLogCheck(log, head, found).run()
+    return found
+
+
+class _ObjectLogCheck:
+    """One check of an object log, by its head as it was at the start."""
+
+    def __init__(self, log: ObjectLog, head: Head, found: Verification) -> None:
         self._log = log
+        self._head = head
+        self._found = found
         self._store = log.store
-        self._began: Head | None = None
-        self._pending: deque[Finding] = deque()
         self._writers = Writers()
         self._chunks: set[str] = set()
         self._holes = False
 
-    def findings(self) -> Iterator[Finding]:
-        """All findings, as they are found.
-
-        ``StorageError`` if the store fails: an object that cannot be read now is not known to be damaged.
-        """
-        try:
-            head = self._head
-        except CorruptData as error:
-            yield Finding(Severity.DAMAGE, FindingKind.HEAD, "head", str(error))
-            return
-        yield from self._identity(head)
+    def run(self) -> None:
+        """Check everything."""
+        head, examined = self._head, self._found.examined
+        self._identity(head)
         for problem in check_head(head):
-            yield self._finding(Severity.DAMAGE, FindingKind.HEAD, "head", f"is wrong: {problem}")
+            self._add(Severity.DAMAGE, FindingKind.HEAD, "head", f"is wrong: {problem}")
         inventory = Inventory(self._store)
         self._take_trimmed(list(self._cuts(head)), inventory)
         for entry in self._entries(head):
-            self.examined["batches"] += 1
-            self.examined["records"] += entry.count
-            self.examined["bytes"] += entry.size
+            examined.update(batches=1, records=entry.count, bytes=entry.size)
             inventory.add(entry.location, entry.size, entry.sequence)
-            yield from self._take_pending()
-            for compared in inventory.ended():
-                yield from self._compared(compared)
-        yield from self._take_pending()
-        for compared in inventory.rest():
-            yield from self._compared(compared)
-        yield from map(self._stranger, inventory.strangers)
-        yield from self._others(head)
-        yield from self._slots(head)
+            for compared in inventory.compared(is_end=False):
+                self._compared(compared)
+        for compared in inventory.compared(is_end=True):
+            self._compared(compared)
+        for path in inventory.strangers:
+            self._stranger(path)
+        self._others(head)
+        self._slots(head)
 
-    def _identity(self, head: Head) -> Iterator[Finding]:
-        """Damage of ``log.json``, which the log may have read long ago."""
+    def _identity(self, head: Head) -> None:
+        """Check ``log.json``, which the log may have read long ago."""
         try:
             found = decode_identity(self._store.get(IDENTITY).data, f"{self._store.url}/{IDENTITY}")
         except NotFound:
             what = "is missing: restore the object, or let 'strandline create' write it again"
-            yield self._finding(Severity.DAMAGE, FindingKind.IDENTITY, IDENTITY, what)
+            self._add(Severity.DAMAGE, FindingKind.IDENTITY, IDENTITY, what)
         except (CorruptData, WrongKind, UnsupportedVersion) as error:
-            yield Finding(Severity.DAMAGE, FindingKind.IDENTITY, IDENTITY, str(error))
+            self._damaged(FindingKind.IDENTITY, IDENTITY, error)
         else:
             if found.log_id != head.log_id:
                 what = f"is of log {found.log_id}, but the head is of log {head.log_id}: restore the object"
-                yield self._finding(Severity.DAMAGE, FindingKind.IDENTITY, IDENTITY, what)
-
-    @property
-    def _head(self) -> Head:
-        """The head as it was at the start of the verification."""
-        if self._began is None:
-            self._began = self._log.head()
-        return self._began
-
-    def _take_pending(self) -> Iterator[Finding]:
-        while self._pending:
-            yield self._pending.popleft()
+                self._add(Severity.DAMAGE, FindingKind.IDENTITY, IDENTITY, what)
 
     def _add(self, severity: Severity, kind: FindingKind, where: str, what: str) -> None:
-        self._pending.append(self._finding(severity, kind, where, what))
+        self._found.take([Finding(severity, kind, where, f"{self._store.url}/{where} {what}.")])
 
-    def _damaged(self, kind: FindingKind, where: str, error: Exception | str) -> None:
-        self._pending.append(Finding(Severity.DAMAGE, kind, where, str(error)))
-
-    def _finding(self, severity: Severity, kind: FindingKind, where: str, what: str) -> Finding:
-        return Finding(severity, kind, where, f"{self._store.url}/{where} {what}.")
+    def _damaged(self, kind: FindingKind, where: str, error: Exception) -> None:
+        self._found.take([Finding(Severity.DAMAGE, kind, where, str(error))])
 
     def _cuts(self, head: Head) -> Iterator[Cut]:
         """The trims whose objects are still to be deleted: each begins where the one before ended, up to the floor."""
@@ -138,7 +129,7 @@ class ObjectLogVerifier:
                 what = f"trims from offset {cut.since} to {cut.upto}, but the trim before it ended at {upto}"
                 self._add(Severity.DAMAGE, FindingKind.TRIM, gone.location, what)
             upto = cut.upto
-            self.examined["trims"] += 1
+            self._found.examined["trims"] += 1
             yield cut
         if upto not in (None, head.floor):
             what = f"has trims up to offset {upto}, but the log begins at {head.floor}"
@@ -156,7 +147,7 @@ class ObjectLogVerifier:
                 self._holes = True
 
     def _entries(self, head: Head) -> Iterator[Entry]:
-        """Every entry from the floor on, with its position checked; findings are queued."""
+        """Every entry from the floor on, with its position checked."""
         place = ListingPosition(head.floor)
         for entry in self._walk(head, place):
             for problem in place.check(entry):
@@ -191,7 +182,7 @@ class ObjectLogVerifier:
             self._writers = Writers()  # its writers' numbers are unknown now
             place.skip(reference)
             return
-        self.examined["chunks"] += 1
+        self._found.examined["chunks"] += 1
         for problem in check_chunk(reference, items):
             self._add(Severity.DAMAGE, FindingKind.CHUNK, path, problem)
         for item in items:
@@ -200,12 +191,12 @@ class ObjectLogVerifier:
             elif item.next > floor:
                 yield item
 
-    def _compared(self, compared: GenerationDifference) -> Iterator[Finding]:
-        yield from self._unlisted(compared.unlisted, compared.generation, self._listed_since)
+    def _compared(self, compared: GenerationDifference) -> None:
+        self._unlisted(compared.unlisted, compared.generation, self._listed_since)
         for sequence in compared.doubled:
             entry = self._entry(sequence)
             what = f"is listed a second time, for offsets {entry.first} to {entry.next - 1}"
-            yield self._finding(Severity.DAMAGE, FindingKind.LISTING, entry.location, what)
+            self._add(Severity.DAMAGE, FindingKind.LISTING, entry.location, what)
         if not (compared.absent or compared.resized):
             return
         floor = self._log.head().floor
@@ -213,7 +204,7 @@ class ObjectLogVerifier:
             for entry in map(self._entry, sequences):
                 if entry.next > floor:
                     held = f"it is listed as offsets {entry.first} to {entry.next - 1}: restore the object"
-                    yield self._finding(Severity.DAMAGE, FindingKind.BATCH, entry.location, f"{what}; {held}")
+                    self._add(Severity.DAMAGE, FindingKind.BATCH, entry.location, f"{what}; {held}")
 
     def _entry(self, sequence: int) -> Entry:
         return next(entries_from_sequence(self._head, sequence, self._log.chunks))
@@ -224,10 +215,8 @@ class ObjectLogVerifier:
         known = {entry.location for entry in entries_from_sequence(self._log.head(), began, self._log.chunks)}
         return [path for path in paths if path in known]
 
-    def _unlisted(
-        self, paths: list[str], generation: int, used_since: Callable[[list[str]], list[str]]
-    ) -> Iterator[Finding]:
-        """Objects of one generation that nothing named at the start of the verification."""
+    def _unlisted(self, paths: list[str], generation: int, used_since: Callable[[list[str]], list[str]]) -> None:
+        """Report objects of one generation that nothing named at the start of the verification."""
         head = self._head
         if generation > head.generation or self._holes or not paths:
             return  # newer than the head that was read; or listed in an unreadable part of the listing
@@ -236,35 +225,35 @@ class ObjectLogVerifier:
             if generation < head.swept_generation:
                 what = "was never listed, and arrived late: 'strandline trim --everything' deletes it"
             for path in paths:
-                yield self._finding(Severity.WASTE, FindingKind.ORPHAN, path, what)
+                self._add(Severity.WASTE, FindingKind.ORPHAN, path, what)
             return
         which = "next trim" if generation < head.generation else "trim after the next"
         what = f"is not listed: its upload is under way, or was given up; then the {which} deletes it"
         used = frozenset(used_since(paths))  # read last, after all objects were listed
         for path in paths:
             if path not in used:
-                yield self._finding(Severity.NOTE, FindingKind.ORPHAN, path, what)
+                self._add(Severity.NOTE, FindingKind.ORPHAN, path, what)
 
-    def _others(self, head: Head) -> Iterator[Finding]:
-        """Chunks and trims without a reference, dead letters, and foreign objects."""
+    def _others(self, head: Head) -> None:
+        """Report chunks and trims without a reference, dead letters, and foreign objects."""
         trims = {gone.location for gone in head.trimmed}
         unknown: dict[int, list[str]] = {}
         for folder, pattern, known in (("chunks/", _CHUNK, self._chunks), ("trimmed/", _CUT, trims)):
             for item in self._store.list(folder):
                 name = pattern.fullmatch(item.path)
                 if name is None:
-                    yield self._stranger(item.path)
+                    self._stranger(item.path)
                 elif item.path not in known:
                     unknown.setdefault(int(name[1]), []).append(item.path)
         for generation, paths in unknown.items():
-            yield from self._unlisted(paths, generation, self._referred_since)
+            self._unlisted(paths, generation, self._referred_since)
         letters = sum(item.path.endswith(".json") for item in self._store.list("dead-letter/"))
         if letters:
             what = f"holds {letters} unreadable batches that consumers have set aside: examine them"
-            yield self._finding(Severity.NOTE, FindingKind.DEAD_LETTER, "dead-letter", what)
+            self._add(Severity.NOTE, FindingKind.DEAD_LETTER, "dead-letter", what)
         if self._holes:
             what = "has parts that cannot be read: unlisted objects were not searched for"
-            yield self._finding(Severity.NOTE, FindingKind.ORPHAN, "head", what)
+            self._add(Severity.NOTE, FindingKind.ORPHAN, "head", what)
 
     def _referred_since(self, paths: list[str]) -> list[str]:
         """Those of some chunks and trims that the head names now, directly or through other chunks."""
@@ -282,48 +271,46 @@ class ObjectLogVerifier:
 
         return [path for path in paths if is_used(path)]
 
-    def _stranger(self, path: str) -> Finding:
-        return self._finding(
-            Severity.NOTE, FindingKind.STRANGER, path, "does not belong to the log: no trim ever deletes it"
-        )
+    def _stranger(self, path: str) -> None:
+        self._add(Severity.NOTE, FindingKind.STRANGER, path, "does not belong to the log: no trim ever deletes it")
 
-    def _slots(self, head: Head) -> Iterator[Finding]:
+    def _slots(self, head: Head) -> None:
         first = _first_needed(head)
         if TIER_SLOT in head.slots and head.floor and not any(self._store.list(COLD_FILE)):
             what = f"is missing, so that records below offset {head.floor} cannot be read: restore the object"
-            yield self._finding(Severity.DAMAGE, FindingKind.SEGMENT, COLD_FILE, what)
+            self._add(Severity.DAMAGE, FindingKind.SEGMENT, COLD_FILE, what)
         for name, pin in sorted(head.slots.items()):
-            self.examined["slots"] += 1
+            self._found.examined["slots"] += 1
             if pin is not None and not first <= pin.position <= head.next_offset:
                 what = f"pins offset {pin.position} for slot {name!r}, outside the log"
-                yield self._finding(Severity.DAMAGE, FindingKind.SLOT, "head", what)
-            yield from self._slot(name, pinned=pin is not None)
+                self._add(Severity.DAMAGE, FindingKind.SLOT, "head", what)
+            self._slot(name, pinned=pin is not None)
         for item in self._store.list("slots/"):
             known = _SLOT.fullmatch(item.path)
             if known is None:
-                yield self._stranger(item.path)
+                self._stranger(item.path)
             elif known[1].startswith(HOLDS) and known[1] not in head.slots and known[1] not in self._log.head().slots:
                 what = "is left of a hold that was released; it pins nothing and may be deleted"
-                yield self._finding(Severity.WASTE, FindingKind.SLOT, item.path, what)
+                self._add(Severity.WASTE, FindingKind.SLOT, item.path, what)
 
-    def _slot(self, name: str, *, pinned: bool) -> Iterator[Finding]:
+    def _slot(self, name: str, *, pinned: bool) -> None:
         path = f"slots/{name}.json"
         try:
             state = SlotCodec(name).decode(self._store.get(path).data, f"{self._store.url}/{path}").value
         except NotFound:
             if not pinned and name in self._log.head().slots:  # else it is being created, or was dropped meanwhile
                 what = "is missing although the head names the slot: restore the object"
-                yield self._finding(Severity.DAMAGE, FindingKind.SLOT, path, what)
+                self._add(Severity.DAMAGE, FindingKind.SLOT, path, what)
             return
         except CorruptData as error:
-            yield Finding(Severity.DAMAGE, FindingKind.SLOT, path, str(error))
+            self._damaged(FindingKind.SLOT, path, error)
             return
         # The floor was read before the slot, the end and the membership after it.
         after = self._log.head()
         if name in after.slots:
             first = _first_needed(self._head)
             for severity, what in check_slot(state, floor=first, end=after.next_offset, pinned=pinned):
-                yield self._finding(severity, FindingKind.SLOT, path, what)
+                self._add(severity, FindingKind.SLOT, path, what)
 
 
 def _first_needed(head: Head) -> int:
