@@ -214,7 +214,7 @@ def test_a_larger_message_than_allowed_is_refused_by_the_client(node):
     with FlightNode(node) as server:
         channel = Channel(server.url, message_bytes=100_000)
         with pytest.raises(fl.FlightError):
-            channel.get(b"{}", timeout=5).read_chunk()
+            channel.get(b"{}", READ_SCHEMA, timeout=5).read_chunk()
         channel.close()
 
 

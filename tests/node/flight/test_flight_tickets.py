@@ -26,6 +26,7 @@ from strandline.node.flight.security import ClientSecurity, ServerSecurity, Toke
 from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.flight.server.server import FlightNode
 from strandline.node.flight.wire.errors import node_errors
+from strandline.node.flight.wire.streams import schema_of_columns
 from strandline.node.messages import Caller
 from strandline.node.tickets import Tickets
 from strandline.storage.clock import CHANCE, CLOCK
@@ -62,7 +63,9 @@ def get(url: str, ticket: ReadTicket, signed: str | None) -> Any:
     channel = Channel(url)
     try:
         with node_errors(url, "a read"):
-            return channel.get(encode_ticket(ticket), timeout=10, signed=signed).read_all()
+            return channel.get(
+                encode_ticket(ticket), schema_of_columns(ticket.columns), timeout=10, signed=signed
+            ).read_all()
     finally:
         channel.close()
 

@@ -113,9 +113,15 @@ class Channel:
             raise CorruptData(f"{self.url} gave {len(answers)} answers to {action!r}: is it a node of this version?")
         return answer(answers[0], self.url)
 
-    def get(self, ticket: bytes, *, timeout: float | None, signed: str | None = None) -> Any:
-        """Open a stream, by a signed ticket if there is one; blocks until it begins."""
-        return self.client.do_get(fl.Ticket(ticket), self.options(timeout, signed))
+    def get(self, ticket: bytes, schema: pa.Schema, *, timeout: float | None, signed: str | None = None) -> Any:
+        """Open a stream of this schema, by a signed ticket if there is one; blocks until it begins."""
+        return self._of_schema(self.client.do_get(fl.Ticket(ticket), self.options(timeout, signed)), schema)
+
+    def _of_schema(self, reader: Any, schema: pa.Schema) -> Any:
+        if not reader.schema.equals(schema):
+            reader.cancel()
+            raise CorruptData(f"{self.url} streams {str(reader.schema.names)[:200]} instead of {schema.names}.")
+        return reader
 
     def put(
         self, command: bytes, messages: Iterable[pa.RecordBatch | bytes], schema: pa.Schema, timeout: float
@@ -145,12 +151,12 @@ class Channel:
         return pair
 
     @contextlib.contextmanager
-    def follow(self, command: bytes) -> Iterator[Any]:
-        """The reader of an exchange in which only the node sends; blocks until it begins."""
+    def follow(self, command: bytes, schema: pa.Schema) -> Iterator[Any]:
+        """The reader of an exchange in which only the node sends, of this schema; blocks until it begins."""
         writer, reader = self.exchange(command, None)
         try:
             writer.done_writing()
-            yield reader
+            yield self._of_schema(reader, schema)
         finally:
             end_exchange(writer, reader)
 

@@ -14,6 +14,7 @@ from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import FeedTicket, FileTicket, ReportTicket, encode_ticket
 from strandline.formats.node.wire import Advance, decode_answer, encode_advance
 from strandline.model.cursor import Cursor
+from strandline.model.records import RECORD_SCHEMA
 from strandline.node.flight.client.channel import TIMEOUT, Channel, end_exchange
 from strandline.node.flight.client.stream_receiver import QUEUE_BYTES, RemoteFeed
 from strandline.node.flight.security import ClientSecurity
@@ -100,7 +101,7 @@ class FlightUpstream(Closing):
         """The batches from a position on; an error of the request is raised by the first take."""
         ticket = encode_ticket(FeedTicket(caller.name, caller.term, since))
         return RemoteFeed(
-            lambda: self._channel.follow(ticket),
+            lambda: self._channel.follow(ticket, RECORD_SCHEMA),
             since.next,
             url=self._channel.url,
             silence=self._channel.timeout,
@@ -170,10 +171,8 @@ class FlightUpstream(Closing):
     def _chunks(self, ticket: bytes, timeout: float) -> Iterator[SnapshotChunk]:
         url = self._channel.url
         with node_errors(url, "a file of a snapshot"):
-            reader = self._channel.get(ticket, timeout=timeout)
+            reader = self._channel.get(ticket, CHUNK_SCHEMA, timeout=timeout)
         try:
-            if not reader.schema.equals(CHUNK_SCHEMA):
-                raise CorruptData(f"{url} streams {str(reader.schema.names)[:200]}, which is no file of a snapshot.")
             while True:
                 try:
                     with node_errors(url, "a file of a snapshot"):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, TypeVar, final
 
@@ -254,20 +253,9 @@ class RemoteFeed(Receiver[LogBatch]):
 
         ``more``: the clock, and how many bytes are received ahead.
         """
-        self._url = url
         self._heartbeat: Heartbeat | None = None
         self._assembler = Assembler(url, since)
-
-        @contextlib.contextmanager
-        def opened() -> Iterator[Any]:
-            with begin() as reader:
-                if not reader.schema.equals(RECORD_SCHEMA):
-                    raise CorruptData(
-                        f"{url} streams {str(reader.schema.names)[:200]}, which are not the columns of records."
-                    )
-                yield reader
-
-        super().__init__(opened, self._assemble, url=url, what="the stream of records", silence=silence, **more)
+        super().__init__(begin, self._assemble, url=url, what="the stream of records", silence=silence, **more)
 
     def _assemble(self, chunk: Any) -> tuple[LogBatch, int] | None:
         if chunk.data is None:
