@@ -15,18 +15,15 @@ from strandline.model.head import StoredAppend
 from strandline.node.config import NodeConfig
 from strandline.node.running import RunningNode
 from strandline.storage.closing import Closing
-from strandline.storage.fork_check import Origin, bound_to_process
 
 
-@bound_to_process(keep=("name", "url"))
 @checked
 class NodeHandle(OptionalCalls, LogReading, Closing):
     """A running node. Closing the handle stops the node. As a log it is read up to the commit watermark."""
 
     def __init__(self, running: RunningNode) -> None:
         self.running = running
-        """The node process, for everything that this API leaves out."""
-        self._origin = Origin(f"The node {running.name}", self)
+        """The node process, for everything that this API leaves out. It refuses to be used in a forked child."""
 
     @property
     def name(self) -> str:
