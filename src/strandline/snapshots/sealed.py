@@ -40,7 +40,7 @@ def seal(
     kind: str,
     kind_version: int,
     cursor: Cursor | None,
-    fill: Callable[[str], None],
+    fill: Callable[[str], object],
     verify: Callable[[str], Cursor],
     disk: Disk = DISK,
     clock: Clock = CLOCK,

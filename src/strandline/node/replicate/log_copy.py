@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, final
 from uuid import UUID
 
@@ -117,16 +118,12 @@ def export_log(log: WalLog, folder: str, *, node_folder: NodeFolder) -> Snapshot
         kind=KIND,
         kind_version=KIND_VERSION,
         cursor=None,  # known after the copy: appends continue meanwhile
-        fill=lambda data: _fill(log, data),
+        fill=partial(fill, log),
         verify=lambda data: verify(data, disk=node_folder.disk),
         disk=node_folder.disk,
         clock=node_folder.clock,
         chance=node_folder.chance,
     )
-
-
-def _fill(log: WalLog, folder: str) -> None:
-    fill(log, folder)
 
 
 @final
