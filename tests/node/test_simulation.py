@@ -30,7 +30,6 @@ from strandline.node.node_folder import NodeFolder
 from strandline.node.replicate.log_copy import LogCopy, from_offset
 from strandline.node.replicate.reads import ReplicaReads
 from strandline.node.replicate.replica import ReplicaRole
-from strandline.node.replicate.watermark import ReplicaWatermark
 from strandline.testing.simdisk import CrashMode
 from strandline.tier.claim import ClaimCell
 from strandline.tier.copy.expiry import Expiry
@@ -336,14 +335,14 @@ def believes_a_watermark_before_the_logs_agree(patch):
 
     def learn_too_much(self, topology):
         learn(self, topology)
-        self._watermark.committed = max(self._watermark.committed, topology.committed)
+        self.reads.shown = max(self.reads.shown, topology.committed)
 
     patch.setattr(ReplicaRole, "_update_topology", learn_too_much)
 
 
 def shows_what_it_remembers_after_a_crash(patch):
     """Broken: a node that was killed takes the watermark that it last wrote down for all that it has shown."""
-    patch.setattr(ReplicaWatermark, "is_known", property(lambda _: True, lambda *_: None), raising=False)
+    patch.setattr(ReplicaReads, "is_known", property(lambda _: True, lambda *_: None), raising=False)
 
 
 def shows_what_it_remembers_when_it_leads(patch):

@@ -19,7 +19,6 @@ from strandline.node.elect.node_lease import NodeLease
 from strandline.node.lead.begin import begin_leading
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.leadership import Leadership
-from strandline.node.lead.policies import Quorum
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.tiering import NodeColdTier, NodeTiers
 from strandline.node.members.rules import differs, shown, stranger, urls
@@ -59,11 +58,6 @@ class Node(Closing):
         background: bool = True,
     ) -> None:
         """Use :meth:`open`. ``connect`` reaches a node by its URL, ``open_cold`` opens the cold tier of a log."""
-        if options.automatic and (lease is None or not isinstance(options.commit_policy, Quorum)):
-            raise InvalidInput(
-                "A node takes over by itself only with a lease and the policy quorum(...): with any other policy "
-                "an acknowledged record could be lost. Promote by hand, or configure both."
-            )
         known, wanted = node_folder.state.cold, options.cold_address
         if known and wanted and known != wanted:
             raise InvalidInput(
@@ -356,7 +350,7 @@ class Node(Closing):
         If that fails, the node serves no reads after a restart until a primary sends it the watermark.
         """
         role = self._role
-        committed = role.committed if isinstance(role, PrimaryRole) else role.highest_shown
+        committed = role.committed if isinstance(role, PrimaryRole) else role.reads.shown
         try:
             self.node_folder.remember(committed=committed, settled=role.knows_committed)
         except StorageError as error:
@@ -393,7 +387,7 @@ class Node(Closing):
         committed = 0
         if isinstance(role, ReplicaRole):
             role.close()
-            committed = role.highest_committed
+            committed = role.reads.highest
         leadership = Leadership(term, lease)
         primary = begin_leading(
             self.node_folder, copy, leadership, self.options, committed=committed, continues=continues
@@ -478,7 +472,7 @@ class Node(Closing):
         state, role = self.node_folder.state, self._role
         durable = 0 if self.copy is None else self.copy.bounds().next
         trouble = None if state.trouble is None else state.trouble.state
-        committed = role.highest_committed if isinstance(role, ReplicaRole) else role.committed
+        committed = role.reads.highest if isinstance(role, ReplicaRole) else role.committed
         adopted = 0 if self.copy is None else state.adopted
         # Read last: a record that this node has acknowledged to a primary before it saw the caller's term is in here.
         known = self.node_folder.state.membership

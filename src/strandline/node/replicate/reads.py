@@ -10,28 +10,40 @@ from typing import final
 from strandline.errors import Diverged, NotReady
 from strandline.model.cursor import Cursor
 from strandline.node.lead.committed_log import ReadableLog
+from strandline.node.node_folder import NodeFolder
 from strandline.node.replicate.log_copy import LogCopy
-from strandline.node.replicate.watermark import ReplicaWatermark
-from strandline.storage.clock import Clock
 
 
 @final
 class ReplicaReads:
-    """The copy of a replica as readers see it, through a bootstrap that replaces it. Any thread may call it."""
+    """The copy of a replica as readers see it, through a bootstrap that replaces it. Any thread may read it.
+
+    They see records up to the commit watermark, which never decreases.
+    """
 
     def __init__(
         self,
-        watermark: ReplicaWatermark,
-        clock: Clock,
+        node_folder: NodeFolder,
         copy: Callable[[], LogCopy | None],
         is_bootstrapping: Callable[[], bool],
+        *,
+        committed: int,
+        is_known: bool,
     ) -> None:
-        """``copy`` gives the replica's copy as of each call; None if it has none."""
-        self._watermark = watermark
-        self._clock = clock
+        """``copy`` gives the replica's copy as of each call; None if it has none. ``committed`` is known so far."""
+        self._node_folder = node_folder
+        self._clock = node_folder.clock
         self._copy = copy
         self._is_bootstrapping = is_bootstrapping
         self._changed = threading.Condition()
+        self.shown = committed
+        """The watermark up to which the local records are known to be the primary's, and committed."""
+        self.of_primary = committed
+        """The primary's highest watermark; the copy may lack records below it, or have others."""
+        self.is_known = is_known
+        """Whether it covers everything that this node has shown; until then the node serves no reads."""
+        self.compared: int | None = None
+        """The offset of the last record until it is compared with the primary's."""
         self.caught_up_at: float | None = None
         """When it last had everything that was durable on the primary."""
 
@@ -46,7 +58,33 @@ class ReplicaReads:
     def committed(self) -> int:
         """The commit watermark here: everything below is in this copy, and satisfies the primary's policy."""
         copy = self._copy()
-        return 0 if copy is None else min(self._watermark.committed, copy.bounds().next)
+        return 0 if copy is None else min(self.shown, copy.bounds().next)
+
+    @property
+    def highest(self) -> int:
+        """The highest watermark that is known of; the copy may be shorter."""
+        return max(self.of_primary, self.shown)
+
+    def raise_to(self, upto: int) -> None:
+        """Raise the watermark to the primary's, but not before the last record was compared."""
+        if self.compared is None and upto > self.shown:
+            self._mark_unsettled()
+            self.shown = upto
+
+    def rebuilt(self) -> None:
+        """Every record is the primary's from now on: the highest known watermark applies here."""
+        self._mark_unsettled()
+        self.shown = self.highest
+
+    def learn(self, committed: int, term_start: int) -> None:
+        """A watermark past the start of its term covers everything ever committed, and so all records shown here."""
+        if committed >= term_start and self.compared is None:
+            self.is_known = True
+
+    def _mark_unsettled(self) -> None:
+        """Store, before readers see more than the stored watermark, that it may be too low."""
+        if self._node_folder.state.settled:
+            self._node_folder.remember(settled=False)
 
     @property
     def staleness(self) -> float:
@@ -64,7 +102,7 @@ class ReplicaReads:
         """
         if self._copy() is None:
             raise _no_copy()
-        if not self._watermark.is_known:
+        if not self.is_known:
             raise NotReady(
                 f"This replica does not know yet how much of its copy is committed: it was not closed cleanly, "
                 f"and may have shown more than the {self.committed} records that it knows to be committed. Ask again "

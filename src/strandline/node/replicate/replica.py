@@ -38,7 +38,6 @@ from strandline.node.replicate.divergence import check_replaceable, keep_tail, s
 from strandline.node.replicate.incoming import IncomingBatches
 from strandline.node.replicate.log_copy import LogCopy
 from strandline.node.replicate.reads import ReplicaReads
-from strandline.node.replicate.watermark import ReplicaWatermark
 from strandline.node.services import ReplicationFeed, Upstream
 from strandline.storage.objects.urls import open_store
 from strandline.storage.retry import Backoff
@@ -110,19 +109,19 @@ class ReplicaRole:
         self._apply_errors = 0
         self._reported = 0
         """How many of its divergences were reported to a primary since the node was started."""
-        self._watermark = ReplicaWatermark(node_folder, committed, is_known=knows_committed)
+        self.reads = ReplicaReads(
+            node_folder, lambda: self.copy, lambda: self.condition is Condition.BOOTSTRAPPING,
+            committed=committed, is_known=knows_committed,
+        )  # fmt: skip
+        """The copy as readers see it."""
         self._acks = AckSender(
-            self._caller, self._progress, self._end, self._watermark.raise_to, self._poll_seconds, self._clock
+            self._caller, self._progress, self._end, self.reads.raise_to, self._poll_seconds, self._clock
         )
         self._handed_over = 0.0
         """When the primary's slots of consumers were last fetched."""
         self._checkpointed = self._clock.monotonic()
         """When the watermark was last stored: after a restart, readers see no less."""
         self.condition = Condition.CONNECTING
-        self.reads = ReplicaReads(
-            self._watermark, self._clock, lambda: self.copy, lambda: self.condition is Condition.BOOTSTRAPPING
-        )
-        """The copy as readers see it."""
         if node_folder.state.trouble is not None:
             self.condition = Condition(node_folder.state.trouble.state)
 
@@ -232,13 +231,13 @@ class ReplicaRole:
         self._keep_handover(upstream, copy)
         # The last record is requested again, where both retain it: if it differs, the logs have diverged.
         overlap = since.next - 1 if since.next > max(copy.bounds().first, topology.first) else since.next
-        self._watermark.compared = None if overlap == since.next else overlap
+        self.reads.compared = None if overlap == since.next else overlap
         # Not before: a tail that the primary never had is truncated only now.
-        self._watermark.raise_to(topology.committed)
-        self._watermark.learn(topology.committed, topology.term_start)
+        self.reads.raise_to(topology.committed)
+        self.reads.learn(topology.committed, topology.term_start)
         # Bootstrap snapshots of this node's own leadership are stale: their replicas may have acknowledged more since.
         self._node_folder.disk.remove_folder(self._node_folder.path(SNAPSHOTS))
-        if self._watermark.compared is None:
+        if self.reads.compared is None:
             self._adopt(topology.term, topology.term_start, copy.bounds().next)
         self._acks.begin(upstream)
         copy.on_durable = self._acks.durable
@@ -253,7 +252,7 @@ class ReplicaRole:
         """Whether the record before a position equals the primary's; until then it is not shown or acknowledged."""
         is_same = self.copy is not None and self.copy.holds(batch, at)
         if is_same:
-            self._watermark.compared = None
+            self.reads.compared = None
         return is_same
 
     def _agree(self, upstream: Upstream, topology: Topology) -> Cursor:
@@ -268,7 +267,7 @@ class ReplicaRole:
                     since = stepped_back(since, answer, self.copy, self.copy.bounds())
                 case FullRebootstrap(cause) if not is_built:
                     if self.copy is not None and not self._asked:  # otherwise an operator gives the copy up
-                        check_replaceable(self.copy, topology, self._watermark.committed)
+                        check_replaceable(self.copy, topology, self.reads.shown)
                     level = logging.INFO if cause is Cause.NEW else logging.WARNING
                     name = self._node_folder.state.name
                     _LOGGER.log(level, "Replica %s builds its copy of the log (%s).", name, cause)
@@ -278,7 +277,7 @@ class ReplicaRole:
                 case answer:
                     raise CorruptData(f"A primary answered {answer} to a replica at {since}.")
         if since.next < self.copy.bounds().next:
-            truncate_tail(self.copy, since.next, self._watermark.committed, self._node_folder.state.name)
+            truncate_tail(self.copy, since.next, self.reads.shown, self._node_folder.state.name)
         return since
 
     def _bootstrap(self, upstream: Upstream, topology: Topology) -> Cursor:
@@ -287,7 +286,7 @@ class ReplicaRole:
 
         def keep() -> None:
             if former is not None and not self._asked:
-                keep_tail(former, topology, self._watermark.committed, self._node_folder.state.name)
+                keep_tail(former, topology, self.reads.shown, self._node_folder.state.name)
 
         cursor = bootstrap(upstream, self._caller(), self._node_folder, before_swap=keep)
         # The new copy is current from here on. Readers of the old one may finish: it is removed only
@@ -295,7 +294,7 @@ class ReplicaRole:
         built = LogCopy(self._node_folder, background=self._background)
         with self.reads.changing():
             self.copy = built  # first: the former one may have other records below the raised watermark
-            self._watermark.rebuilt()
+            self.reads.rebuilt()
         if former is not None:
             former.close()
         self._node_folder.sweep(keep=None if former is None else former.generation)
@@ -326,7 +325,7 @@ class ReplicaRole:
             membership=_checked(topology.membership, topology.term),
         )  # fmt: skip
         self._epoch = topology.epoch
-        self._watermark.heard(topology.committed)
+        self.reads.of_primary = max(self.reads.of_primary, topology.committed)
 
     def _cold_of(self, topology: Topology) -> str:
         """The store of the log's cold tier, which the log keeps; empty for none."""
@@ -364,8 +363,8 @@ class ReplicaRole:
         applied = self.copy.bounds().next
         now = self._clock.monotonic()
         with self.reads.changing():
-            self._watermark.raise_to(heartbeat.committed)
-            self._watermark.learn(heartbeat.committed, heartbeat.term_start)
+            self.reads.raise_to(heartbeat.committed)
+            self.reads.learn(heartbeat.committed, heartbeat.term_start)
             if applied >= heartbeat.durable:
                 self.reads.caught_up_at = now
         if now - self._handed_over >= self._poll_seconds:
@@ -394,14 +393,14 @@ class ReplicaRole:
 
     def _checkpoint(self, upstream: Upstream) -> None:
         """Store the watermark, and apply the primary's retention."""
-        self._node_folder.remember(committed=self._watermark.committed)
+        self._node_folder.remember(committed=self.reads.shown)
         if self.copy is not None:
             self.copy.log.trim(min(upstream.topology(self._caller()).first, self.committed))
 
     def _progress(self, durable: int) -> ReplicaProgress:
         """The acknowledgement of a durable end; stores first whether the copy adopts the primary's term."""
         heartbeat = None if self._feed is None else self._feed.heartbeat
-        if self._watermark.compared is not None:
+        if self.reads.compared is not None:
             durable = 0  # not compared yet: if the last record differs, others may too
         elif heartbeat is not None and heartbeat.term == self._term:
             self._adopt(heartbeat.term, heartbeat.term_start, durable)
@@ -415,22 +414,12 @@ class ReplicaRole:
     @property
     def knows_committed(self) -> bool:
         """Whether the watermark covers everything that this node has shown; until then it serves no reads."""
-        return self._watermark.is_known
+        return self.reads.is_known
 
     @property
     def committed(self) -> int:
         """The commit watermark here: everything below is in this copy, and satisfies the primary's policy."""
         return self.reads.committed
-
-    @property
-    def highest_shown(self) -> int:
-        """The watermark up to which readers may have been shown records."""
-        return self._watermark.committed
-
-    @property
-    def highest_committed(self) -> int:
-        """The highest watermark that it knows of; the copy may be shorter."""
-        return self._watermark.highest
 
     def readable(self) -> ReadableLog:
         """The copy up to the commit watermark, without a wait; see :meth:`ReplicaReads.readable`."""
