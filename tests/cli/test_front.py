@@ -103,7 +103,7 @@ def test_without_its_extra_the_command_line_says_what_to_install(missing: str) -
 def test_quickstart_without_deltalake_says_what_to_install() -> None:
     code = "import sys; sys.modules['deltalake'] = None; import strandline.cli; strandline.cli.main()"
     done = subprocess.run(
-        [sys.executable, "-c", code, "quickstart", "--changes", "100", "--json"],
+        [sys.executable, "-c", code, "quickstart", "--json"],
         capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 1

@@ -66,6 +66,12 @@ _FITTING: Final = (
 
 
 @cache
+def _front() -> typer.Context:
+    """What has the options that all commands share."""
+    return typer.Context(get_command(app))
+
+
+@cache
 def _tree() -> dict[str, Any]:
     """All commands that end by themselves, by their names."""
     found: dict[str, Any] = {}
@@ -90,7 +96,7 @@ def _case(chance: random.Random) -> bytes:
     name = chance.choice(list(_tree()))
     command = _tree()[name]
     arguments = name.split()
-    for parameter in command.params:
+    for parameter in command.get_params(typer.Context(command, parent=_front())):
         if parameter.param_type_name == "argument":
             if chance.random() < 0.95:
                 arguments.append(_argument(name, parameter.name, chance))

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import typer
 from rich.syntax import Syntax
@@ -26,6 +26,7 @@ from strandline.cli.shared.common import guarded
 from strandline.errors import StrandlineError
 
 _RULE: Final = 100
+CHANGES: Final = 40_000
 
 
 def append(url: str, changes: int) -> dict[bytes, bytes]:
@@ -88,10 +89,7 @@ def compare(table: str, truth: dict[bytes, bytes]) -> dict[str, int]:
 
 
 @guarded
-def quickstart(
-    *,
-    changes: Annotated[int, typer.Option(metavar="N", min=10, help="How many changes to append.")] = 40_000,
-) -> None:
+def quickstart() -> None:
     """Append, follow into a Delta table, kill the follower half-way, resume, compare. Needs neither Spark nor Java.
 
     Example: strandline quickstart
@@ -99,7 +97,7 @@ def quickstart(
     home = Path(tempfile.mkdtemp(prefix="strandline-quickstart-"))
     began = time.monotonic()
     try:
-        facts = _run(str(home / "log"), str(home / "table"), changes)
+        facts = _run(str(home / "log"), str(home / "table"))
     finally:
         shutil.rmtree(home, ignore_errors=True)
     facts["seconds"] = round(time.monotonic() - began, 1)
@@ -109,11 +107,11 @@ def quickstart(
         raise typer.Exit(1)
 
 
-def _run(url: str, table: str, changes: int) -> dict[str, Any]:
+def _run(url: str, table: str) -> dict[str, Any]:
     if not show.for_programs():
         _print_source()
-    _say("append", f"{changes:,} changes to {url}")
-    truth = append(url, changes)
+    _say("append", f"{CHANGES:,} changes to {url}")
+    truth = append(url, CHANGES)
     end = sl.open(url).bounds().next
     _say("", f"the log ends at offset {end:,}; {len(truth):,} keys are alive")
     _say("follow", "into a Delta table, in a process of its own …")
@@ -121,7 +119,7 @@ def _run(url: str, table: str, changes: int) -> dict[str, Any]:
     left = show.counted(end - killed_at, "record")
     _say("kill", f"SIGKILL; the table is at offset {killed_at:,}, {left} still to come")
     if not 0 < killed_at < end:
-        raise StrandlineError("The follower was not caught half-way; run it again, or with more --changes.")
+        raise StrandlineError("The follower was not caught half-way; run it again.")
     before = compare(table, truth)
     _say("", f"compared with the truth now: {_words(before)}")
     _say("resume", "from the cursor that the table itself carries; no checkpoint, nothing to clean up")
@@ -130,11 +128,11 @@ def _run(url: str, table: str, changes: int) -> dict[str, Any]:
     _say("compare", f"with the truth: {_words(after)}")
     wrong = {name: count for name, count in after.items() if name != "rows" and count}
     return {
-        "changes": changes,
+        "changes": CHANGES,
         "killed_at": killed_at,
         "after_kill": before,
         "after_resume": after,
-        "exact": not wrong and after["rows"] == len(truth) and end == changes,
+        "exact": not wrong and after["rows"] == len(truth) and end == CHANGES,
     }
 
 

@@ -27,6 +27,7 @@ from strandline.log.contract import Handle
 from strandline.log.produce.rows import MAX_TIME
 from strandline.storage.clock import CLOCK
 
+_VALUE_BYTES: Final = 100
 _CHUNK: Final = 20_000
 _LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz0123456789"[code % 36] for code in range(256))
 
@@ -119,9 +120,6 @@ def produce(
     keys: Annotated[
         int, typer.Option(metavar="N", min=1, help="Number of keys of generated records.", rich_help_panel=_MADE_UP)
     ] = 1000,
-    size: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Bytes in each generated value.", rich_help_panel=_MADE_UP)
-    ] = 100,
     seed: Annotated[
         int, typer.Option(metavar="N", help="The same seed gives the same records.", rich_help_panel=_MADE_UP)
     ] = 0,
@@ -174,7 +172,7 @@ def produce(
     ):
         try:
             if count is not None:
-                tables = made_up(count, keys=keys, size=size, seed=seed)
+                tables = made_up(count, keys=keys, seed=seed)
                 _append_tables(producer, tally, advance, interruption.items(tables))
             else:
                 lines = interruption.items(sys.stdin.buffer)
@@ -280,16 +278,15 @@ def _append_tables(
         advance(table.num_rows)
 
 
-def made_up(count: int, *, keys: int, size: int, seed: int) -> Iterator[pa.Table]:
+def made_up(count: int, *, keys: int, seed: int) -> Iterator[pa.Table]:
     """Tables of generated records: random ones of ``keys`` keys, random text as values; the same for the same seed."""
     chance = random.Random(seed)
     names = pa.array([f"key-{index:08d}".encode() for index in range(keys)], pa.binary())
-    rows_at_once = max(1, min(_CHUNK, (16 << 20) // max(1, size)))
     while count > 0:
-        rows = min(count, rows_at_once)
+        rows = min(count, _CHUNK)
         chosen = pa.array(chance.choices(range(keys), k=rows), pa.int64())
-        content = pa.py_buffer(chance.randbytes(rows * size).translate(_LETTERS))
-        ends = pa.array(range(0, (rows + 1) * size, size) if size else [0] * (rows + 1), pa.int32()).buffers()[1]
+        content = pa.py_buffer(chance.randbytes(rows * _VALUE_BYTES).translate(_LETTERS))
+        ends = pa.array(range(0, (rows + 1) * _VALUE_BYTES, _VALUE_BYTES), pa.int32()).buffers()[1]
         values = pa.Array.from_buffers(pa.binary(), rows, [None, ends, content])
         yield pa.table({"key": names.take(chosen), "value": values})
         count -= rows

@@ -30,6 +30,9 @@ from strandline.storage.disk import DISK
 
 P = ParamSpec("P")
 
+_PROMOTION_SECONDS = 120.0
+"""How long a node's answer is waited for: as long as several leases."""
+
 NodeUrl = Annotated[str, typer.Argument(metavar="URL", help="The node: grpc://host:port or grpc+tls://host:port.")]
 
 
@@ -91,9 +94,6 @@ def promote(
             "divergence. What only the others have is lost to the log.",
         ),
     ] = False,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", min=1, help="How long to wait for the node's answer.")
-    ] = 120.0,
     yes: Yes = False,
 ) -> None:
     """Make the node at URL the primary, if that loses nothing committed.
@@ -107,7 +107,7 @@ def promote(
     if leads is None and force:
         confirm(f"Promote {node.url} without the nodes that do not answer? What only they have will be lost.", yes=yes)
     with _waiting(f"{node.url} waits for the lease, and asks the others", quiet=leads is not None):
-        now = leads or node.promote(force=force, timeout=timeout)
+        now = leads or node.promote(force=force, timeout=_PROMOTION_SECONDS)
     message = [f"{now.primary} is the primary already, in term {now.term}. Nothing was changed."]
     if leads is None:
         message = [

@@ -172,9 +172,9 @@ def rebuild(
         str | None,
         typer.Option("--into", metavar="TABLE", help="Build a table like this one there, and leave this one as it is."),
     ] = None,
-    verified: Annotated[
-        bool, typer.Option("--verify/--no-verify", help="Compare the new rows with the log before they are shown.")
-    ] = True,
+    unverified: Annotated[
+        bool, typer.Option("--no-verify", help="Show the new rows without comparing them with the log.")
+    ] = False,
     yes: Yes = False,
 ) -> None:
     """Build all rows of a table again from its log, compare them with it, and replace the old ones in one commit.
@@ -196,14 +196,14 @@ def rebuild(
     session = spark_session() if is_on_spark() else None
     with show.busy("building all rows again"):
         if session is not None:
-            cursor = sl.spark.rebuild(session, log, sink, start=start, upto=upto, slot=slot, verify=verified)
+            cursor = sl.spark.rebuild(session, log, sink, start=start, upto=upto, slot=slot, verify=not unverified)
         else:
-            cursor = sl.tables.rebuild(sink, opened, start=start, upto=upto, slot=slot, verify=verified)
+            cursor = sl.tables.rebuild(sink, opened, start=start, upto=upto, slot=slot, verify=not unverified)
     found = sl.tables.describe(sink)
     first = sink.start()
     were = "was" if found.rows == 1 else "were"
     text = f"{show.counted(found.rows, 'row')} {were} built again, from offset {first:,} up to {cursor.next:,}"
-    text += ", and each is as the log says." if verified else "."
+    text += "." if unverified else ", and each is as the log says."
     show.answer({"rows": found.rows, "start": first, "cursor": str(cursor)}, text)
 
 
