@@ -73,7 +73,7 @@ class _Jobs:
             raise AssertionError("records are missing")
 
     def fold(self) -> None:
-        with sl.AppendLogStore.open(self.new("store"), sync=False) as store:
+        with sl.followers.AppendLogStore.open(self.new("store"), sync=False) as store:
             sl.follow(self.log, store, upto="end")
             store.export_to(self.new("exported"))
 

@@ -109,7 +109,7 @@ def run() -> list[Result]:
             return following
 
         log = filled(folder, "log", MILLION, MILLION)
-        json = sl.Json(ORDER)
+        json = sl.values.Json(ORDER)
         follow(log, sl.DeltaSink(place(), mode="append"))  # starts the workers
         sides: dict[str, tuple[Callable[[], object], str]] = {
             "floor": (lambda: floor(log, folder), ""),

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 import strandline as sl
 
-CUSTOMER = sl.Json(pa.schema({"id": pa.int64(), "name": pa.string(), "city": pa.string()}))
+CUSTOMER = sl.values.Json(pa.schema({"id": pa.int64(), "name": pa.string(), "city": pa.string()}))
 
 
 def main(dsn: str, folder: Path) -> None:

@@ -15,8 +15,8 @@ from deltalake import DeltaTable
 
 import strandline as sl
 
-ORDER = sl.Json(pa.schema({"id": pa.int64(), "customer": pa.string(), "amount": pa.float64()}))
-SUM = sl.Json(pa.schema({"customer": pa.string(), "total": pa.float64(), "orders": pa.int64()}))
+ORDER = sl.values.Json(pa.schema({"id": pa.int64(), "customer": pa.string(), "amount": pa.float64()}))
+SUM = sl.values.Json(pa.schema({"customer": pa.string(), "total": pa.float64(), "orders": pa.int64()}))
 
 
 def main(folder: Path) -> None:

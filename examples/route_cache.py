@@ -23,10 +23,10 @@ class RouteCache(contextlib.AbstractContextManager["RouteCache"]):
 
     def __init__(self, routes: sl.kv.LogKeyValue, folder: Path) -> None:
         """Load what the last run had applied, then follow from there."""
-        self.store = sl.AppendLogStore.open(str(folder))  # applied routes and the cursor, in one atomic write
+        self.store = sl.followers.AppendLogStore.open(str(folder))  # applied routes and the cursor, in one atomic write
         self.addresses = {key.decode(): value.decode() for key, value in self.store.range(b"route.")}
         self.loaded = len(self.addresses)
-        self.watch = sl.Supervisor(routes, self.apply, scope=sl.Prefix("route."), reader=routes, store=self.store)
+        self.watch = sl.Supervisor(routes, self.apply, scope=sl.kv.Prefix("route."), reader=routes, store=self.store)
 
     def __enter__(self) -> Self:
         """Begin to follow."""

@@ -40,20 +40,20 @@ def node(path: Path) -> None:
 
 
 def append_log_store(path: Path) -> None:
-    store = sl.AppendLogStore.open(str(path))
+    store = sl.followers.AppendLogStore.open(str(path))
     cursor = sl.Cursor(UUID(int=1), 0)
     store.apply(sl.log.READ_SCHEMA.empty_table(), since=cursor, upto=cursor.at(1))
     store.close()
 
 
 def rocksdb_store(path: Path) -> None:
-    sl.RocksStore.open(str(path)).close()
+    sl.followers.RocksStore.open(str(path)).close()
 
 
 def snapshot(path: Path) -> None:
     fold = path.with_name(f"{path.name}-fold")
     append_log_store(fold)
-    store = sl.AppendLogStore.open(str(fold))
+    store = sl.followers.AppendLogStore.open(str(fold))
     store.export_to(str(path))
     store.close()
     shutil.rmtree(fold)

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 import strandline as sl
 
-ORDER = sl.Json(pa.schema({"id": pa.int64(), "customer": pa.string(), "amount": pa.float64()}))
+ORDER = sl.values.Json(pa.schema({"id": pa.int64(), "customer": pa.string(), "amount": pa.float64()}))
 
 
 def main(url: str) -> None:

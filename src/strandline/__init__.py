@@ -33,34 +33,18 @@ if TYPE_CHECKING:
     from strandline import values as values
     from strandline.followers.consumer.consumer import Consumer as Consumer
     from strandline.followers.run import follow as follow
-    from strandline.followers.stores.append_log import AppendLogStore as AppendLogStore
-    from strandline.followers.stores.rocks import RocksStore as RocksStore
-    from strandline.followers.stores.state import MemoryStore as MemoryStore
     from strandline.followers.watch.api import Supervisor as Supervisor
     from strandline.followers.watch.api import watch_applied as watch_applied
-    from strandline.followers.watch.api import watch_applied_async as watch_applied_async
     from strandline.ingestion.api import ingest as ingest
-    from strandline.ingestion.table_move import move_table as move_table
-    from strandline.ingestion.translation import translate_cursor as translate_cursor
-    from strandline.kv.contract import Watcher as Watcher
     from strandline.log.contract import Log as Log
     from strandline.log.produce.producer import Producer as Producer
     from strandline.model.cursor import Cursor as Cursor
-    from strandline.model.keyed import Prefix as Prefix
     from strandline.model.records import Op as Op
-    from strandline.model.sink import Sink as Sink
-    from strandline.model.sink import Store as Store
     from strandline.opening import open_url as open_url
     from strandline.tables.delta.sink import DeltaSink as DeltaSink
     from strandline.tables.iceberg.sink import IcebergSink as IcebergSink
     from strandline.tables.sql.postgres import PostgresSink as PostgresSink
     from strandline.tables.sql.sqlite import SqliteSink as SqliteSink
-    from strandline.values.codecs.arrow import Arrow as Arrow
-    from strandline.values.codecs.avro import Avro as Avro
-    from strandline.values.codecs.json import Json as Json
-    from strandline.values.codecs.messagepack import MessagePack as MessagePack
-    from strandline.values.codecs.protobuf import Protobuf as Protobuf
-    from strandline.values.codecs.raw import Raw as Raw
 
     open = open_url  # noqa: A001 - the public name
 

@@ -96,8 +96,9 @@ def open_url(
         retention: What a new object log keeps: ``"forever"`` (by default), ``"consumed"``, ``"age:7d"``,
             ``"bytes:100GiB"``. A log that exists keeps its own.
         limits: How far slots of a new object log may pin.
-        value: The codec of the values, such as ``sl.Json(schema)``, which a new object log or write-ahead log records.
-            A log that exists has to have recorded it, in this version or an older one; ``log.evolve_value`` adds one.
+        value: The codec of the values, such as ``sl.values.Json(schema)``, which a new object log or write-ahead log
+            records. A log that exists has to have recorded it, in this version or an older one; ``log.evolve_value``
+            adds one.
         options: Settings of the object store, by obstore's names; they win over the environment's.
         events_options: Settings of the Kafka client, if the cold tier's events are in Kafka.
         security: The token, and the certificates, for a node.

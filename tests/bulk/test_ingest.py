@@ -74,7 +74,7 @@ def test_all_records_arrive_once_and_in_order_and_both_ways_continue_each_other(
     filled(f"{kind}://{tmp_path}/source", 15, 5) if kind == "file" else _more(source)
     assert sl.bulk.ingest(source, target, pool=pool).records == 10
     assert content(target) == content(source)
-    back = sl.translate_cursor(done.source.at(7), source=source, target=target)
+    back = sl.bulk.translate_cursor(done.source.at(7), source=source, target=target)
     assert back.next == 7
     assert not list(target.store.list("staged/"))  # type: ignore[attr-defined]
 

@@ -129,7 +129,9 @@ def test_cells_of_csv_are_text_unless_the_log_says_their_types(tmp_path: Path) -
     assert pairs(plain)[0] == (b"007", b'{"id":"007","name":"a"}')
     assert [json.loads(value or b"")["name"] for _, value in pairs(plain)] == ["a", "", None]
     typed = sl.open(
-        f"file://{tmp_path}/typed", create=True, value=sl.Json(pa.schema({"id": pa.int64(), "name": pa.string()}))
+        f"file://{tmp_path}/typed",
+        create=True,
+        value=sl.values.Json(pa.schema({"id": pa.int64(), "name": pa.string()})),
     )
     sl.bulk.load(tmp_path / "rows.csv", typed, job="a")
     assert [json.loads(value or b"")["id"] for _, value in pairs(typed)] == [7, 8, 9]
@@ -152,7 +154,7 @@ def test_an_export_is_loaded_as_the_records_that_it_has(log: ObjectLog, files: P
     assert rows(copy) == rows(log)
 
 
-@pytest.mark.parametrize("codec", [sl.Json, sl.MessagePack])
+@pytest.mark.parametrize("codec", [sl.values.Json, sl.values.MessagePack])
 def test_a_typed_log_gets_values_in_its_own_format(tmp_path: Path, files: Path, codec: Any) -> None:
     schema = pa.schema({"id": pa.int64(), "name": pa.string()})
     log = sl.open(f"file://{tmp_path}/log", create=True, value=codec(schema))

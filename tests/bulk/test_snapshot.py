@@ -51,13 +51,13 @@ def new_log(batches: list[list[tuple[Op, bytes | None, bytes | None]]], url: str
     return log
 
 
-def content(snapshot: Path | str, into: Any = sl.AppendLogStore) -> tuple[list[tuple[bytes, bytes]], Any]:
+def content(snapshot: Path | str, into: Any = sl.followers.AppendLogStore) -> tuple[list[tuple[bytes, bytes]], Any]:
     with tempfile.TemporaryDirectory() as place, into.import_from(snapshot, f"{place}/store") as store:
         return list(store.range()), store.position()
 
 
 def followed(log: Any, upto: int | None = None) -> tuple[list[tuple[bytes, bytes]], Any]:
-    store = sl.MemoryStore()
+    store = sl.followers.MemoryStore()
     if upto is None:
         sl.follow(log, store, upto="end")
     else:
@@ -90,9 +90,9 @@ def test_a_snapshot_up_to_an_offset_does_not_have_what_came_later(log: Any, tmp_
         sl.bulk.build_snapshot(log, tmp_path / "later", upto=101)
 
 
-@pytest.mark.parametrize("into", [sl.AppendLogStore, sl.RocksStore])
+@pytest.mark.parametrize("into", [sl.followers.AppendLogStore, sl.followers.RocksStore])
 def test_a_store_bootstraps_from_it_and_follows_on_without_gap_or_overlap(log: Any, tmp_path: Path, into: Any) -> None:
-    kind = "append-log" if into is sl.AppendLogStore else "rocksdb"
+    kind = "append-log" if into is sl.followers.AppendLogStore else "rocksdb"
     sl.bulk.build_snapshot(log, tmp_path / "snapshot", kind=kind, group_bytes=1)  # type: ignore[arg-type]
     with log.producer() as producer:
         producer.append(key=b"k1", value=b"later")
@@ -111,7 +111,7 @@ def test_it_is_published_for_others(log: Any, tmp_path: Path) -> None:
     newest = artifacts.newest()
     assert newest is not None
     assert newest.cursor == done.cursor
-    with sl.snapshots.bootstrap(artifacts, tmp_path / "store", sl.AppendLogStore, log=log) as store:
+    with sl.snapshots.bootstrap(artifacts, tmp_path / "store", sl.followers.AppendLogStore, log=log) as store:
         assert list(store.range()) == followed(log)[0]
 
 

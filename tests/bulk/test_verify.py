@@ -420,7 +420,10 @@ def test_a_row_in_a_file_of_other_keys_is_an_extra_one(log: ObjectLog, tmp_path:
 
 
 def test_stores_are_compared_with_the_log_at_their_own_cursor(log: ObjectLog, tmp_path: Path) -> None:
-    with sl.AppendLogStore.open(tmp_path / "right") as right, sl.AppendLogStore.open(tmp_path / "wrong") as wrong:
+    with (
+        sl.followers.AppendLogStore.open(tmp_path / "right") as right,
+        sl.followers.AppendLogStore.open(tmp_path / "wrong") as wrong,
+    ):
         for store in (right, wrong):
             sl.follow(log, store, upto="end")
         grown(log, 20)
@@ -438,7 +441,7 @@ def test_stores_are_compared_with_the_log_at_their_own_cursor(log: ObjectLog, tm
         assert "'k2': the log gives 'v" in finding.message
         assert "'k99': the log gives None, the store has 'more'" in finding.message
         assert (finding.where, finding.offsets) == (repr(wrong), (0, 120))
-        with sl.AppendLogStore.open(tmp_path / "new") as new, pytest.raises(NotReady):
+        with sl.followers.AppendLogStore.open(tmp_path / "new") as new, pytest.raises(NotReady):
             sl.bulk.verify(log, stores=[new])
         log.set_retention("bytes:1")
         log.trim(grace=0)

@@ -22,7 +22,7 @@ def place(tmp_path):
         for n in range(20):
             producer.append(key=b"k%d" % (n % 4), value=json.dumps({"id": n, "city": "Oslo"}).encode())
     (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
-    value = sl.Json(json.dumps(SCHEMA))
+    value = sl.values.Json(json.dumps(SCHEMA))
     sl.follow(log, sl.DeltaSink(str(tmp_path / "table"), mode="append", value=value), upto="end")
     return tmp_path
 
@@ -51,7 +51,7 @@ def test_a_difference_is_shown_and_ends_with_status_1_and_a_rebuild_mends_it(pla
     assert "each is as the log says" in call("verify", *common(place))
     DeltaTable(str(place / "table")).delete("id = 7")
     log = sl.open(str(place / "log"))
-    value = sl.Json(json.dumps(SCHEMA))
+    value = sl.values.Json(json.dumps(SCHEMA))
     sl.DeltaSink(str(place / "table"), mode="append", value=value).adopt(log.log_id)
     text = call("verify", *common(place), status=1)
     assert "1 missing, 0 too many" in text

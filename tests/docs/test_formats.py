@@ -26,7 +26,7 @@ def shape(value: object) -> object:
 
 
 def test_the_value_format_of_a_log_is_stored_as_the_page_shows_it(tmp_path: Path) -> None:
-    sl.open(str(tmp_path), create=True, value=sl.Json(pa.schema({"id": pa.int64()}))).close()
+    sl.open(str(tmp_path), create=True, value=sl.values.Json(pa.schema({"id": pa.int64()}))).close()
     assert json.loads((tmp_path / "log.json").read_text())["values"] == shown("values")["values"]
 
 
@@ -34,7 +34,7 @@ def test_the_manifest_of_a_snapshot_is_as_the_page_shows_it(tmp_path: Path) -> N
     log = sl.open(str(tmp_path / "log"), create=True)
     with log.producer() as producer:
         producer.append(key=b"a", value=b"1")
-    with sl.AppendLogStore.open(str(tmp_path / "store")) as store:
+    with sl.followers.AppendLogStore.open(str(tmp_path / "store")) as store:
         sl.follow(log, store, upto="end")
         store.export_to(str(tmp_path / "snapshot"))
     stored = json.loads((tmp_path / "snapshot" / "MANIFEST.json").read_text())

@@ -142,7 +142,7 @@ def test_the_slot_of_a_killed_newcomer_is_dropped_in_a_write_ahead_log_too(clock
 
 @pytest.fixture
 def snapshots(log: ObjectLog, tmp_path: Path) -> str:
-    with sl.AppendLogStore.open(tmp_path / "veteran") as veteran:
+    with sl.followers.AppendLogStore.open(tmp_path / "veteran") as veteran:
         veteran.apply(sl.log.READ_SCHEMA.empty_table(), since=log.start(), upto=log.end())
         veteran.export_to(str(tmp_path / "snapshot"))
     return str(tmp_path / "snapshot")
@@ -154,12 +154,12 @@ class Importing:
     def __init__(self, during: Callable[[], object]) -> None:
         self._during = during
 
-    def open(self, folder: str, **options: Any) -> sl.AppendLogStore:
-        return sl.AppendLogStore.open(folder, **options)
+    def open(self, folder: str, **options: Any) -> sl.followers.AppendLogStore:
+        return sl.followers.AppendLogStore.open(folder, **options)
 
-    def import_from(self, snapshot: str, dest: str, **options: Any) -> sl.AppendLogStore:
+    def import_from(self, snapshot: str, dest: str, **options: Any) -> sl.followers.AppendLogStore:
         self._during()
-        return sl.AppendLogStore.import_from(snapshot, dest, **options)
+        return sl.followers.AppendLogStore.import_from(snapshot, dest, **options)
 
 
 def test_a_bootstrap_that_fails_leaves_no_slot(log: ObjectLog, snapshots: str, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def _messagepack(chance: random.Random) -> bytes:
     return msgspec.msgpack.encode(_wrapped(chance.choice(list(LEAVES)), value, chance))
 
 
-def _avro(codec: sl.Avro) -> Callable[[random.Random], bytes]:
+def _avro(codec: sl.values.Avro) -> Callable[[random.Random], bytes]:
     by_kind: tuple[tuple[Callable[[Any], bool], list[Any]], ...] = (
         (pa.types.is_boolean, [True]),
         (pa.types.is_date32, [0, 2**31 - 1, -(2**31), 2_932_896, 2_932_897, -719_162, -719_163]),
@@ -256,16 +256,16 @@ def _in_files(schema: pa.Schema) -> pa.Schema:
 
 
 EVENT = b'{"op":"u","payload":{"op":"c","after":%s}}'
-_AVRO = sl.Avro(AVRO_SCHEMA)
+_AVRO = sl.values.Avro(AVRO_SCHEMA)
 TARGETS = tuple(
     Target(f"extremes-{name}", _some(make, *around), _tried(codec), memory=1 << 30)
     for name, make, codec, *around in (
-        ("json", _json, sl.Json(SCHEMA)),
-        ("json-files", _json, sl.Json(_in_files(SCHEMA))),
-        ("debezium", _json, sl.values.Debezium(sl.Json(pa.schema(LEAVES))), EVENT),
-        ("messagepack", _messagepack, sl.MessagePack(SCHEMA)),
+        ("json", _json, sl.values.Json(SCHEMA)),
+        ("json-files", _json, sl.values.Json(_in_files(SCHEMA))),
+        ("debezium", _json, sl.values.Debezium(sl.values.Json(pa.schema(LEAVES))), EVENT),
+        ("messagepack", _messagepack, sl.values.MessagePack(SCHEMA)),
         ("avro", _avro(_AVRO), _AVRO),
-        ("protobuf", _protobuf, sl.Protobuf(order_files(), "shop.Order")),
-        ("arrow", _arrow, sl.Arrow(SCHEMA)),
+        ("protobuf", _protobuf, sl.values.Protobuf(order_files(), "shop.Order")),
+        ("arrow", _arrow, sl.values.Arrow(SCHEMA)),
     )
 )

@@ -46,7 +46,7 @@ ROW: dict[str, Any] = {
 }
 MESSAGE: dict[str, Any] = {"id": 7, "note": "x" * 20, "at": ROW["at"], "rank": 3, "first": {"sku": "a", "count": 2}}
 PLAIN: dict[str, Any] = {"id": 7, "state": "OPEN", "lines": [{"sku": "a"}], "numbers": [1, 2], "tags": {"a": 1}}
-AVRO = sl.Avro(registry={1: sl.Avro(SCHEMA)._text}, schema_id=1)
+AVRO = sl.values.Avro(registry={1: sl.values.Avro(SCHEMA)._text}, schema_id=1)
 
 
 def _tried(codec: sl.values.Codec) -> Callable[[], AbstractContextManager[Try]]:
@@ -71,12 +71,12 @@ def _target(name: str, codec: sl.values.Codec, *rows: dict[str, Any], is_text: b
 
 
 TARGETS = (
-    _target("value-json", sl.Json(SCHEMA), ROW, {"id": 1}, is_text=True),
-    _target("value-messagepack", sl.MessagePack(SCHEMA), ROW, {"id": 1}),
-    _target("value-avro", sl.Avro(SCHEMA), ROW, {"id": 1}),
+    _target("value-json", sl.values.Json(SCHEMA), ROW, {"id": 1}, is_text=True),
+    _target("value-messagepack", sl.values.MessagePack(SCHEMA), ROW, {"id": 1}),
+    _target("value-avro", sl.values.Avro(SCHEMA), ROW, {"id": 1}),
     _target("value-avro-registry", AVRO, ROW, {"id": 1}),
-    _target("value-protobuf", sl.Protobuf(order_files(), "shop.Order"), MESSAGE, {"id": 1}),
-    _target("value-protobuf-plain", sl.Protobuf(order_files(), "shop.Plain"), PLAIN, {"id": 1}),
-    _target("value-arrow", sl.Arrow(SCHEMA), ROW, {"id": 1}),
-    _target("value-arrow-any", sl.Arrow(), {"a": 1, "b": "text", "c": [1, 2]}),
+    _target("value-protobuf", sl.values.Protobuf(order_files(), "shop.Order"), MESSAGE, {"id": 1}),
+    _target("value-protobuf-plain", sl.values.Protobuf(order_files(), "shop.Plain"), PLAIN, {"id": 1}),
+    _target("value-arrow", sl.values.Arrow(SCHEMA), ROW, {"id": 1}),
+    _target("value-arrow-any", sl.values.Arrow(), {"a": 1, "b": "text", "c": [1, 2]}),
 )

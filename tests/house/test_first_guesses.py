@@ -51,9 +51,12 @@ def acknowledge_the_batch_itself(log: Any, _: Path) -> None:
         (lambda log, _: log.append_values([b"x"]), "An ObjectLog has no append_values: .* use append"),
         (lambda log, _: log.producer().append(key=b"k", op="delete"), "Op.PUT, Op.DELETE and Op.PURGE, not 'delete'"),
         (lambda log, _: log.producer().append(value=b"v", headers={"a": "b"}), "text to bytes: encode their values"),
-        (lambda _, path: sl.open(path / "new", create=True, value={"id": "int"}), "a Codec such as sl.Json.schema."),
         (
-            lambda *_: sl.follow(3, sl.MemoryStore()),
+            lambda _, path: sl.open(path / "new", create=True, value={"id": "int"}),
+            "a Codec such as sl.values.Json.schema.",
+        ),
+        (
+            lambda *_: sl.follow(3, sl.followers.MemoryStore()),
             "log is a Log .sl.open.address. opens one., .* a path object, not 3",
         ),
         (lambda log, _: sl.follow(log, "./table"), "sink is a Sink such as sl.DeltaSink.path., not"),
@@ -67,10 +70,10 @@ def acknowledge_the_batch_itself(log: Any, _: Path) -> None:
         ),
         (
             lambda log, _: sl.watch_applied(sl.kv.LogKeyValue(log), print, scope="k"),
-            "a Prefix such as sl.Prefix",
+            "a Prefix such as sl.kv.Prefix",
         ),
         (lambda log, _: sl.watch_applied(log, print), "watcher is a Watcher such as sl.kv.LogKeyValue.log., not"),
-        (lambda *_: sl.Json({"id": "int"}), "The value has no type in the JSON Schema: give it one"),
+        (lambda *_: sl.values.Json({"id": "int"}), "The value has no type in the JSON Schema: give it one"),
         (acknowledge_the_batch_itself, "sequence is a batch's sequence number .batch.sequence., not"),
     ],
 )
@@ -108,9 +111,9 @@ def test_an_error_from_within_a_call_stays_what_it_is(tmp_path: Path) -> None:
         raise TypeError("of the program")
 
     with pytest.raises(TypeError, match="of the program"):
-        sl.follow(log, sl.MemoryStore(), upto="end", on_progress=failing)
+        sl.follow(log, sl.followers.MemoryStore(), upto="end", on_progress=failing)
     with pytest.raises(TypeError, match="takes 0 positional arguments but 1 was given"):
-        sl.follow(log, sl.MemoryStore(), upto="end", on_progress=lambda: None)  # type: ignore[arg-type, misc]
+        sl.follow(log, sl.followers.MemoryStore(), upto="end", on_progress=lambda: None)  # type: ignore[arg-type, misc]
 
 
 def test_a_timestamp_may_be_a_datetime_with_a_time_zone(log: Any) -> None:

@@ -37,8 +37,8 @@ def followed(log: Any, path: Path) -> sl.DeltaSink:
 
 def copied(log: Any, path: Path) -> tuple[int, int]:
     here = sl.ingest(log, path / "copy").source
-    there = sl.translate_cursor(here, source=log, target=path / "copy")
-    return there.next, sl.translate_cursor(there, source=log, target=str(path / "copy")).next
+    there = sl.bulk.translate_cursor(here, source=log, target=path / "copy")
+    return there.next, sl.bulk.translate_cursor(there, source=log, target=str(path / "copy")).next
 
 
 def loaded(log: Any, path: Path) -> int:
@@ -48,13 +48,15 @@ def loaded(log: Any, path: Path) -> int:
 
 def bootstrapped(log: Any, path: Path) -> int:
     sl.bulk.build_snapshot(log, path / "snapshot")
-    with sl.snapshots.bootstrap(path / "snapshot", path / "store", sl.AppendLogStore, log=log, slot="store") as store:
+    with sl.snapshots.bootstrap(
+        path / "snapshot", path / "store", sl.followers.AppendLogStore, log=log, slot="store"
+    ) as store:
         return store.position().cursor.next
 
 
 CALLS: dict[str, tuple[Call, object]] = {
-    "follow": (lambda log, _: sl.follow(log, sl.MemoryStore(), upto="end").next, 2),
-    "follow with a slot": (lambda log, _: sl.follow(log, sl.MemoryStore(), slot="s", upto="end").next, 2),
+    "follow": (lambda log, _: sl.follow(log, sl.followers.MemoryStore(), upto="end").next, 2),
+    "follow with a slot": (lambda log, _: sl.follow(log, sl.followers.MemoryStore(), slot="s", upto="end").next, 2),
     "translate_cursor": (copied, (2, 2)),
     "tables.describe": (lambda log, path: sl.tables.describe(followed(log, path), log).cursor.next, 2),
     "tables.verify": (lambda log, path: sl.tables.verify(followed(log, path), log).is_clean, True),
@@ -106,10 +108,10 @@ def test_a_write_ahead_log_is_read_beside_its_writer_and_a_slot_needs_the_log_it
     with sl.open(address, create=True) as log:
         producer = log.producer()
         producer.append(key=b"a", value=b"1").result(60)
-        assert sl.follow(address, sl.MemoryStore(), upto="end").next == 1
+        assert sl.follow(address, sl.followers.MemoryStore(), upto="end").next == 1
         with pytest.raises(Fenced):
-            sl.follow(address, sl.MemoryStore(), slot="s", upto="end")
-        assert sl.follow(log, sl.MemoryStore(), slot="s", upto="end").next == 1
+            sl.follow(address, sl.followers.MemoryStore(), slot="s", upto="end")
+        assert sl.follow(log, sl.followers.MemoryStore(), slot="s", upto="end").next == 1
         producer.append(key=b"a", value=b"2").result(60)  # a given log stays open
         producer.close()
 

@@ -45,21 +45,27 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "SqliteSink": lambda place: sl.SqliteSink(place, table="a"),
     "open_wal_topic": lambda place: open_wal_topic(place, 1),
     "open_object_topic": lambda place: open_object_topic(place, 1),
-    "AppendLogStore.open": sl.AppendLogStore.open,
-    "AppendLogStore.import_from": lambda place: sl.AppendLogStore.import_from(place, "dest"),
-    "AppendLogStore.import_from into": lambda place: sl.AppendLogStore.import_from("snapshot", place),
-    "AppendLogStore.export_to": lambda place: using(sl.AppendLogStore.open("fold"), lambda fold: fold.export_to(place)),
-    "RocksStore.open": sl.RocksStore.open,
-    "RocksStore.import_from": lambda place: sl.RocksStore.import_from(place, "dest"),
-    "RocksStore.import_from into": lambda place: sl.RocksStore.import_from("snapshot", place),
-    "RocksStore.export_to": lambda place: using(sl.RocksStore.open("rocks"), lambda fold: fold.export_to(place)),
+    "AppendLogStore.open": sl.followers.AppendLogStore.open,
+    "AppendLogStore.import_from": lambda place: sl.followers.AppendLogStore.import_from(place, "dest"),
+    "AppendLogStore.import_from into": lambda place: sl.followers.AppendLogStore.import_from("snapshot", place),
+    "AppendLogStore.export_to": lambda place: using(
+        sl.followers.AppendLogStore.open("fold"), lambda fold: fold.export_to(place)
+    ),
+    "RocksStore.open": sl.followers.RocksStore.open,
+    "RocksStore.import_from": lambda place: sl.followers.RocksStore.import_from(place, "dest"),
+    "RocksStore.import_from into": lambda place: sl.followers.RocksStore.import_from("snapshot", place),
+    "RocksStore.export_to": lambda place: using(
+        sl.followers.RocksStore.open("rocks"), lambda fold: fold.export_to(place)
+    ),
     "Exports.request": lambda place: sl.followers.Exports().request(place),
     "Artifacts": sl.snapshots.Artifacts,
     "Artifacts.publish": lambda place: sl.snapshots.Artifacts("memory://paths").publish(place),
     "Artifacts.fetch": lambda place: sl.snapshots.Artifacts("memory://paths").fetch(place),
-    "Artifacts.export": lambda place: sl.snapshots.Artifacts("memory://paths").export(sl.MemoryStore(), scratch=place),
-    "bootstrap": lambda place: sl.snapshots.bootstrap(place, "dest", sl.AppendLogStore),
-    "bootstrap into": lambda place: sl.snapshots.bootstrap("snapshots", place, sl.AppendLogStore),
+    "Artifacts.export": lambda place: sl.snapshots.Artifacts("memory://paths").export(
+        sl.followers.MemoryStore(), scratch=place
+    ),
+    "bootstrap": lambda place: sl.snapshots.bootstrap(place, "dest", sl.followers.AppendLogStore),
+    "bootstrap into": lambda place: sl.snapshots.bootstrap("snapshots", place, sl.followers.AppendLogStore),
     "read_snapshot": read_snapshot,
     "check_snapshot": check_snapshot,
     "newest_snapshot": newest_snapshot,

@@ -508,10 +508,10 @@ def test_neither_the_slot_nor_the_progress_moves_before_the_append_is_durable():
 
 
 def test_values_of_another_format_are_refused_before_anything_is_appended():
-    source = MemoryLog(value=sl.Json(pa.schema({"id": pa.int64()})))
+    source = MemoryLog(value=sl.values.Json(pa.schema({"id": pa.int64()})))
     with source.producer() as producer:
         producer.append(value={"id": 1})
-    target = MemoryLog(value=sl.MessagePack(pa.schema({"id": pa.int64()})))
+    target = MemoryLog(value=sl.values.MessagePack(pa.schema({"id": pa.int64()})))
     with pytest.raises(SchemaRefused, match="cannot decode the values of the source"):
         sl.ingest(source, target)
     assert target.bounds().next == 0
@@ -527,16 +527,16 @@ def test_values_of_another_format_are_refused_before_anything_is_appended():
 def test_a_new_copy_of_a_typed_log_has_its_format_in_all_versions(tmp_path, kind, is_parallel):
     if is_parallel and kind != "object":
         return
-    source = sl.open(f"{tmp_path}/source", create=True, value=sl.Json(pa.schema({"id": pa.int32()})))
+    source = sl.open(f"{tmp_path}/source", create=True, value=sl.values.Json(pa.schema({"id": pa.int32()})))
     with source.producer() as producer:
         producer.append(value={"id": 1})
-    source.evolve_value(sl.Json(pa.schema({"id": pa.int64()})))
+    source.evolve_value(sl.values.Json(pa.schema({"id": pa.int64()})))
     url = {"memory": f"memory://copy-{tmp_path.name}", "object": f"{tmp_path}/copy", "wal": f"wal://{tmp_path}/copy"}
     target = sl.open(url[kind], create=True)
     copy = sl.bulk.ingest if is_parallel else sl.ingest
     assert copy(source, target).records == 1
     assert [one.schema for one in target.value_versions] == [one.schema for one in source.value_versions]
-    source.evolve_value(sl.Json(pa.schema({"id": pa.int64(), "city": pa.string()})))
+    source.evolve_value(sl.values.Json(pa.schema({"id": pa.int64(), "city": pa.string()})))
     with source.producer() as producer:
         producer.append(value={"id": 2, "city": "Oslo"})
     assert copy(source, target).records == 1
@@ -549,9 +549,9 @@ def test_a_new_copy_of_a_typed_log_has_its_format_in_all_versions(tmp_path, kind
 def test_a_format_that_evolves_during_an_ingest_is_recorded_before_its_values(tmp_path, monkeypatch, is_parallel):
     monkeypatch.setattr(ingesting, "TASK_BYTES", 1)
     monkeypatch.setattr(ingesting, "WAVE", 1)
-    source = sl.open(f"{tmp_path}/source", create=True, value=sl.Json(pa.schema({"id": pa.int32()})))
+    source = sl.open(f"{tmp_path}/source", create=True, value=sl.values.Json(pa.schema({"id": pa.int32()})))
     target = sl.open(f"{tmp_path}/copy", create=True)
-    newer = sl.Json(pa.schema({"id": pa.int32(), "city": pa.string()}))
+    newer = sl.values.Json(pa.schema({"id": pa.int32(), "city": pa.string()}))
     for number in range(6):
         with source.producer() as producer:
             producer.append(value={"id": number})
@@ -571,7 +571,7 @@ def test_a_format_that_evolves_during_an_ingest_is_recorded_before_its_values(tm
 
 
 def test_a_format_that_evolves_while_an_ingest_follows_is_recorded_then(tmp_path):
-    source = sl.open(f"{tmp_path}/source", create=True, value=sl.Json(pa.schema({"id": pa.int32()})))
+    source = sl.open(f"{tmp_path}/source", create=True, value=sl.values.Json(pa.schema({"id": pa.int32()})))
     target = sl.open(f"{tmp_path}/copy", create=True)
     stop = threading.Event()
     with source.producer() as producer:
@@ -580,7 +580,7 @@ def test_a_format_that_evolves_while_an_ingest_follows_is_recorded_then(tmp_path
     running.start()
     try:
         assert target.wait(target.cursor_at(0), 30)
-        source.evolve_value(sl.Json(pa.schema({"id": pa.int32(), "city": pa.string()})))
+        source.evolve_value(sl.values.Json(pa.schema({"id": pa.int32(), "city": pa.string()})))
         with source.producer() as producer:
             producer.append(value={"id": 1, "city": "Oslo"})
         assert target.wait(target.cursor_at(1), 30)
@@ -591,7 +591,7 @@ def test_a_format_that_evolves_while_an_ingest_follows_is_recorded_then(tmp_path
 
 
 def test_a_log_of_plain_bytes_that_has_records_stays_one(tmp_path):
-    source = MemoryLog(value=sl.Json(pa.schema({"id": pa.int64()})))
+    source = MemoryLog(value=sl.values.Json(pa.schema({"id": pa.int64()})))
     with source.producer() as producer:
         producer.append(value={"id": 1})
     target = MemoryLog()
@@ -601,7 +601,7 @@ def test_a_log_of_plain_bytes_that_has_records_stays_one(tmp_path):
 
 
 def test_a_format_of_a_newer_release_is_not_taken_over(monkeypatch, caplog):
-    source, target = MemoryLog(value=sl.Json(pa.schema({"id": pa.int64()}))), MemoryLog()
+    source, target = MemoryLog(value=sl.values.Json(pa.schema({"id": pa.int64()}))), MemoryLog()
     with source.producer() as producer:
         producer.append(value={"id": 1})
     unknown = [replace(one, format="cbor") for one in source.value_versions]

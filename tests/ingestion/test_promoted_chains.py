@@ -113,11 +113,11 @@ class Chain:
         with sl.node.RemoteLog(self.primary.url) as source:
             logs = {"source": source, "target": self.copy}
             if self.is_same():
-                assert sl.translate_cursor(source.cursor_at(at), **logs).next == at
-                assert sl.translate_cursor(self.copy.cursor_at(at), **logs).next == at
+                assert sl.bulk.translate_cursor(source.cursor_at(at), **logs).next == at
+                assert sl.bulk.translate_cursor(self.copy.cursor_at(at), **logs).next == at
                 return
             with pytest.raises(Diverged):
-                sl.translate_cursor(self.copy.cursor_at(at), **logs)
+                sl.bulk.translate_cursor(self.copy.cursor_at(at), **logs)
             self.counts["diverged"] += 1
 
     def do_promote(self) -> None:

@@ -47,9 +47,9 @@ def test_each_batch_of_a_queue_is_an_append_of_its_own_and_the_queue_is_not_chan
         assert [target.append_at(offset).first for offset in (0, 4, 8, 14)] == [0, 3, 6, 12]
         assert (queue.bounds().count, queue.manifest().epoch) == (5, 0)
         for sequence in range(6):
-            there = sl.translate_cursor(queue.cursor_at(sequence), source=queue, target=target)
+            there = sl.bulk.translate_cursor(queue.cursor_at(sequence), source=queue, target=target)
             assert there.next == 3 * sequence
-            assert sl.translate_cursor(there, source=queue, target=target).next == sequence
+            assert sl.bulk.translate_cursor(there, source=queue, target=target).next == sequence
 
 
 def test_batches_that_the_queue_s_consumer_took_before_are_skipped_only_if_that_is_said(queue):

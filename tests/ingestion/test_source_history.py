@@ -279,7 +279,7 @@ def test_a_cursor_is_not_translated_between_a_copy_and_a_source_of_another_histo
     with with_another_middle(kind, tmp_path, origin=MemoryLog(), copy=copy) as middle:
         for cursor in (copy.cursor_at(4), copy.cursor_at(3), middle.cursor_at(3)):
             with pytest.raises(Diverged, match=HISTORY):
-                sl.translate_cursor(cursor, source=middle, target=copy)
+                sl.bulk.translate_cursor(cursor, source=middle, target=copy)
 
 
 def test_a_replica_that_lags_while_its_primary_is_away_is_no_other_history(tmp_path):

@@ -82,7 +82,7 @@ def check(place: Any, log: MemoryLog, **options: Any) -> None:
 def check_move(place: Any, old: MemoryLog, new: MemoryLog, **options: Any) -> None:
     sl.follow(old, place.sink(**options), upto=17)
     rows = sl.tables.describe(place.sink(**options), old).rows
-    moved = sl.move_table(place.sink(**options), old, new)
+    moved = sl.bulk.move_table(place.sink(**options), old, new)
     assert (moved.cursor, moved.was_there) == (new.cursor_at(17), False)
     assert state_of(place, new, **options)[1:] == (rows, new.cursor_at(17), 0)
     assert sl.tables.verify(place.sink(**options), new).is_clean
@@ -115,7 +115,7 @@ def store(follower: SinkCommitter, log: MemoryLog, first: int, end: int) -> None
 def test_a_follower_of_the_former_log_is_refused_while_it_runs_and_whenever_it_starts(place, old, new):
     running = started(old, place)
     store(running, old, 0, 10)
-    sl.move_table(place.sink(mode="append"), old, new)
+    sl.bulk.move_table(place.sink(mode="append"), old, new)
     for _ in range(2):
         with pytest.raises(Diverged, match=f"but log {new.log_id}"):
             store(running, old, 10, 20)
@@ -140,14 +140,14 @@ def test_a_commit_of_the_former_log_that_is_under_way_is_refused(place, old, new
     if isinstance(place, Delta | Iceberg):
         transaction = sink.begin(since=old.cursor_at(10), upto=old.cursor_at(20), tasks=1)
         written = [part.write(old.read(10, upto=20)) for part in transaction.parts]
-        sl.move_table(place.sink(mode="append"), old, new)
+        sl.bulk.move_table(place.sink(mode="append"), old, new)
         with pytest.raises(StrandlineError):
             transaction.commit(written)
     else:
         real = sink._commit
 
         def late(*arguments: Any) -> Any:
-            sl.move_table(place.sink(mode="append"), old, new)
+            sl.bulk.move_table(place.sink(mode="append"), old, new)
             return real(*arguments)
 
         sink._commit = late
@@ -159,9 +159,9 @@ def test_a_commit_of_the_former_log_that_is_under_way_is_refused(place, old, new
 
 def test_a_repeated_move_says_so_and_commits_nothing(place, old, new):
     sl.follow(old, place.sink(), upto=17)
-    first = sl.move_table(place.sink(), old, new)
+    first = sl.bulk.move_table(place.sink(), old, new)
     before = state_of(place, new)
-    again = sl.move_table(place.sink(), old, new)
+    again = sl.bulk.move_table(place.sink(), old, new)
     assert (again.cursor, again.was_there) == (first.cursor, True)
     assert state_of(place, new) == before
 
@@ -186,11 +186,11 @@ def test_a_move_that_crashed_behind_its_commit_is_found_by_the_next(place, old, 
         if isinstance(place, Iceberg):  # the proof of the table is made durable, too
             patch.setattr(FollowedIceberg, "make_durable", lambda *_, is_own=False: crash() if is_own else None)
         with pytest.raises(Crash):
-            sl.move_table(sink, old, new)
+            sl.bulk.move_table(sink, old, new)
     is_rolled_back = not isinstance(place, Delta | Iceberg)
     if is_rolled_back:
         assert state_of(place, old) == before
-    assert sl.move_table(place.sink(), old, new).was_there is not is_rolled_back
+    assert sl.bulk.move_table(place.sink(), old, new).was_there is not is_rolled_back
     check(place, new)
 
 
@@ -201,7 +201,7 @@ def test_a_copy_with_other_offsets_is_refused_and_nothing_changes(place, old):
     produce(other, 2)
     sl.ingest(old, other)
     with pytest.raises(Unsupported, match=r"has other records at some of these offsets.*Build the table again"):
-        sl.move_table(place.sink(), old, other)
+        sl.bulk.move_table(place.sink(), old, other)
     assert state_of(place, old) == before
     check(place, old)
 
@@ -213,7 +213,7 @@ def test_a_copy_that_began_later_has_other_offsets_though_nobody_else_wrote_to_i
     old.trim(10)
     sl.ingest(old, other, start="retained")
     with pytest.raises(Unsupported, match=r"has other records at some of these offsets.*Build the table again"):
-        sl.move_table(place.sink(mode="append"), old, other)
+        sl.bulk.move_table(place.sink(mode="append"), old, other)
     assert state_of(place, old, mode="append") == before
 
 
@@ -222,8 +222,8 @@ def test_a_table_without_rows_is_moved_to_the_same_offset_and_refused_by_a_copy_
     later = MemoryLog()
     sl.ingest(old, later, start=10)
     with pytest.raises(Unsupported):
-        sl.move_table(place.sink(), old, later)
-    sl.move_table(place.sink(), old, new)
+        sl.bulk.move_table(place.sink(), old, later)
+    sl.bulk.move_table(place.sink(), old, new)
     check(place, new)
 
 
@@ -233,26 +233,26 @@ def test_records_of_another_writer_behind_what_a_table_holds_do_not_hinder_its_m
     produce(new, 3, text=b"of another writer")
     produce(old, 5)
     sl.ingest(old, new)
-    assert sl.move_table(place.sink(), old, new).cursor.next == 30
+    assert sl.bulk.move_table(place.sink(), old, new).cursor.next == 30
     check(place, new)
 
 
 def test_a_log_that_could_not_serve_the_table_any_more_is_refused(place, old, new):
     sl.follow(old, place.sink(), upto=17)
-    sl.move_table(place.sink(), old, new)
+    sl.bulk.move_table(place.sink(), old, new)
     before = state_of(place, new)
     old.trim(20)
     with pytest.raises(CursorExpired, match="could not continue"):
-        sl.move_table(place.sink(), new, old)
+        sl.bulk.move_table(place.sink(), new, old)
     assert state_of(place, new) == before
     check(place, new)
 
 
 def test_a_repeated_move_to_a_log_that_was_restored_since_is_refused(place, old, new):
     sl.follow(old, place.sink(), upto=17)
-    sl.move_table(place.sink(), old, new)
+    sl.bulk.move_table(place.sink(), old, new)
     with pytest.raises(Diverged):
-        sl.move_table(place.sink(), old, restored_from(new))
+        sl.bulk.move_table(place.sink(), old, restored_from(new))
 
 
 def test_a_cursor_that_the_former_log_no_longer_proves_is_refused(place, old, new):
@@ -260,7 +260,7 @@ def test_a_cursor_that_the_former_log_no_longer_proves_is_refused(place, old, ne
     before = state_of(place, old)
     old.trim(20)
     with pytest.raises(CursorExpired):
-        sl.move_table(place.sink(), old, new)
+        sl.bulk.move_table(place.sink(), old, new)
     assert state_of(place, old) == before
 
 
@@ -277,9 +277,9 @@ def test_a_copy_whose_offsets_agree_at_both_ends_only_is_refused(place):
     old.trim(15)
     produce(copy, 5, text=b"of another writer")
     sl.ingest(old, copy, skip_trimmed=True)
-    assert sl.translate_cursor(old.end(), source=old, target=copy).next == old.end().next
+    assert sl.bulk.translate_cursor(old.end(), source=old, target=copy).next == old.end().next
     with pytest.raises(Unsupported, match="has other records at some of these offsets"):
-        sl.move_table(place.sink(mode="append"), old, copy)
+        sl.bulk.move_table(place.sink(mode="append"), old, copy)
     assert state_of(place, old, mode="append") == before
 
 
@@ -288,16 +288,16 @@ def test_a_copy_that_lags_behind_the_table_is_not_ready(place):
     produce(old, 10)
     sl.follow(old, place.sink(), upto="end")
     with pytest.raises(NotReady, match="ingest it first"):
-        sl.move_table(place.sink(), old, copy)
+        sl.bulk.move_table(place.sink(), old, copy)
     sl.ingest(old, copy)
     produce(old, 10)
     sl.follow(old, place.sink(), upto="end")
     before = state_of(place, old)
     with pytest.raises(NotReady, match="up to position 10, and not up to 20"):
-        sl.move_table(place.sink(), old, copy)
+        sl.bulk.move_table(place.sink(), old, copy)
     assert state_of(place, old) == before
     sl.ingest(old, copy)
-    sl.move_table(place.sink(), old, copy)
+    sl.bulk.move_table(place.sink(), old, copy)
     check(place, copy)
 
 
@@ -306,7 +306,7 @@ def test_a_copy_that_deleted_what_the_table_holds_is_refused(place, old, new):
     before = state_of(place, old)
     new.trim(10)
     with pytest.raises(CursorExpired, match="no longer has all of these records"):
-        sl.move_table(place.sink(), old, new)
+        sl.bulk.move_table(place.sink(), old, new)
     assert state_of(place, old) == before
 
 
@@ -323,21 +323,21 @@ def test_a_log_with_another_history_than_the_table_or_the_copy_is_refused(place,
     sl.follow(old, place.sink(), upto=17)
     before, restored, copy = state_of(place, old), restored_from(old), MemoryLog()
     with pytest.raises(Diverged):
-        sl.move_table(place.sink(), restored, new)
+        sl.bulk.move_table(place.sink(), restored, new)
     sl.ingest(restored, copy)
     with pytest.raises(Diverged):
-        sl.move_table(place.sink(), restored, copy)
+        sl.bulk.move_table(place.sink(), restored, copy)
     with pytest.raises(Diverged):
-        sl.move_table(place.sink(), old, copy)
+        sl.bulk.move_table(place.sink(), old, copy)
     with pytest.raises(Diverged):
-        sl.move_table(place.sink(), MemoryLog(), new)
+        sl.bulk.move_table(place.sink(), MemoryLog(), new)
     assert state_of(place, old) == before
     check(place, old)
 
 
 def test_without_a_table_there_is_nothing_to_move(place, old, new):
     with pytest.raises(NotFound):
-        sl.move_table(place.sink(), old, new)
+        sl.bulk.move_table(place.sink(), old, new)
 
 
 def test_a_commit_of_the_follower_meanwhile_is_a_conflict_and_keeps_its_rows(place, old, new, monkeypatch):
@@ -351,9 +351,9 @@ def test_a_commit_of_the_follower_meanwhile_is_a_conflict_and_keeps_its_rows(pla
 
     monkeypatch.setattr(sink, "move", late, raising=False)
     with pytest.raises(Conflict, match=r"up to offset 20.*Stop its follower"):
-        sl.move_table(sink, old, new)
+        sl.bulk.move_table(sink, old, new)
     assert state_of(place, old)[1:] == (5, old.cursor_at(20), 0)
-    assert sl.move_table(place.sink(), old, new).cursor == new.cursor_at(20)
+    assert sl.bulk.move_table(place.sink(), old, new).cursor == new.cursor_at(20)
     check(place, new)
 
 
@@ -366,26 +366,26 @@ def test_a_commit_between_the_proof_of_a_table_and_the_move_is_a_conflict(
         sink: Any = place.sink()
         monkeypatch.setattr(sink, "_refuse_letters", lambda _: sl.follow(old, place.sink(), upto=20))
         with pytest.raises(Conflict):
-            sl.move_table(sink, old, new)
+            sl.bulk.move_table(sink, old, new)
         check(place, old)
 
 
 def test_a_table_is_moved_back_as_well(place, old, new):
     sl.follow(old, place.sink(), upto=17)
-    sl.move_table(place.sink(), old, new)
+    sl.bulk.move_table(place.sink(), old, new)
     sl.follow(new, place.sink(), upto=25)
-    assert sl.move_table(place.sink(), new, old).cursor == old.cursor_at(25)
+    assert sl.bulk.move_table(place.sink(), new, old).cursor == old.cursor_at(25)
     with pytest.raises(Diverged, match=f"but log {old.log_id}"):
         sl.follow(new, place.sink(), upto="end")
     sl.follow(old, place.sink(), upto=28)
-    assert sl.move_table(place.sink(), old, new).cursor == new.cursor_at(28)
+    assert sl.bulk.move_table(place.sink(), old, new).cursor == new.cursor_at(28)
     check(place, new)
 
 
 def test_a_table_that_begins_later_and_was_built_again_keeps_its_start(place, old, new):
     sl.follow(old, place.sink(mode="append"), start=10, upto=20)
     sl.tables.rebuild(place.sink(mode="append"), old, start=20)
-    sl.move_table(place.sink(mode="append"), old, new)
+    sl.bulk.move_table(place.sink(mode="append"), old, new)
     assert state_of(place, new, mode="append")[1:] == (10, new.cursor_at(30), 20)
     produce(new, 5)
     check(place, new, mode="append")
@@ -394,7 +394,7 @@ def test_a_table_that_begins_later_and_was_built_again_keeps_its_start(place, ol
 def test_a_moved_table_is_repaired_and_adopted_in_its_new_log(tmp_path, old, new):
     place = Delta(tmp_path)
     sl.follow(old, place.sink(), upto=17)
-    sl.move_table(place.sink(), old, new)
+    sl.bulk.move_table(place.sink(), old, new)
     sl.follow(new, place.sink(), upto=25)
     table = DeltaTable(place.address)
     assert "instead of" in str(table.history()[1])
@@ -409,8 +409,8 @@ def test_a_moved_table_is_repaired_and_adopted_in_its_new_log(tmp_path, old, new
     check(place, new)
 
 
-NARROW = sl.Json(pa.schema({"id": pa.int8()}))
-WIDE = sl.Json(pa.schema({"id": pa.int64()}))
+NARROW = sl.values.Json(pa.schema({"id": pa.int8()}))
+WIDE = sl.values.Json(pa.schema({"id": pa.int64()}))
 
 
 def bad(log: MemoryLog) -> None:
@@ -429,7 +429,7 @@ def test_dead_letters_of_a_database_are_replayed_from_the_log_that_the_table_fol
     with opened_place(kind, request, tmp_path, monkeypatch) as place:
         narrow, wide = {"value": NARROW, "dead_letters": True}, {"value": WIDE, "dead_letters": True}
         sl.follow(old, place.sink(**narrow), upto="end")
-        sl.move_table(place.sink(**narrow), old, new)
+        sl.bulk.move_table(place.sink(**narrow), old, new)
         letters = sl.tables.letters(place.sink(**narrow), new)
         assert letters.column("offset").to_pylist() == [1]
         assert sl.tables.replay_letters(place.sink(**wide), new).applied == 1
@@ -448,10 +448,10 @@ def test_a_table_of_files_is_moved_once_its_dead_letters_are_replayed(kind, requ
         sl.follow(old, place.sink(value=NARROW, dead_letters=letters), upto="end")
         before = state_of(place, old, value=NARROW)
         with pytest.raises(Unsupported, match=r"has dead letters of log .* \(1\).*Replay"):
-            sl.move_table(place.sink(value=NARROW, dead_letters=letters), old, new)
+            sl.bulk.move_table(place.sink(value=NARROW, dead_letters=letters), old, new)
         assert state_of(place, old, value=NARROW) == before
         assert sl.tables.replay_letters(place.sink(value=WIDE, dead_letters=letters), old).applied == 1
-        sl.move_table(place.sink(value=WIDE, dead_letters=letters), old, new)
+        sl.bulk.move_table(place.sink(value=WIDE, dead_letters=letters), old, new)
         bad(new)
         with new.producer() as producer:
             producer.append(key=b"x", value=b"no JSON").result(60)
@@ -467,7 +467,7 @@ def test_a_table_is_moved_by_addresses(tmp_path):
         producer.append(key=b"a", value=b"1")
     sl.follow(old, sl.DeltaSink(tmp_path / "table"), upto="end")
     sl.ingest(old, f"wal://{tmp_path}/new")
-    moved = sl.move_table(tmp_path / "table", str(tmp_path / "old"), f"wal://{tmp_path}/new")
+    moved = sl.bulk.move_table(tmp_path / "table", str(tmp_path / "old"), f"wal://{tmp_path}/new")
     assert (moved.cursor.next, moved.was_there) == (1, False)
     with sl.open(f"wal://{tmp_path}/new") as new:
         assert sl.tables.describe(tmp_path / "table", new).cursor == new.end()
@@ -482,11 +482,11 @@ def test_a_table_is_moved_back_from_a_write_ahead_log_at_an_address(tmp_path):
     sl.ingest(first, copy)
     for old, new in ((first, copy), (copy, first)):
         for was_there in (False, True):
-            assert sl.move_table(tmp_path / "table", old, new).was_there is was_there
+            assert sl.bulk.move_table(tmp_path / "table", old, new).was_there is was_there
     with sl.open(copy, read_only=True) as reader:
-        sl.move_table(tmp_path / "table", first, copy)
+        sl.bulk.move_table(tmp_path / "table", first, copy)
         with pytest.raises(Unsupported, match="WalReader cannot be moved from"):
-            sl.move_table(tmp_path / "table", reader, first)
+            sl.bulk.move_table(tmp_path / "table", reader, first)
 
 
 def test_a_table_is_moved_from_a_write_ahead_log_that_is_being_written(tmp_path):

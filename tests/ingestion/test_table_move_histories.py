@@ -121,7 +121,7 @@ class World:
             return
         before = self.rows()
         try:
-            moved = sl.move_table(self.sink(), former.log, new.log)
+            moved = sl.bulk.move_table(self.sink(), former.log, new.log)
         except (Unsupported, NotReady, CursorExpired, NotFound) as error:
             self.outcomes[type(error).__name__] += 1
             self.check_refused(former, new, error)

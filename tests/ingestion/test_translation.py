@@ -36,9 +36,9 @@ def test_a_cursor_of_the_source_is_that_of_the_same_record_in_the_copy_and_back(
     with a_log(source_kind, tmp_path / "source") as source, a_log(target_kind, tmp_path / "target") as target:
         interleaved(source, target)
         for offset in range(61):
-            there = sl.translate_cursor(source.cursor_at(offset), source=source, target=target)
+            there = sl.bulk.translate_cursor(source.cursor_at(offset), source=source, target=target)
             assert there.log_id == target.log_id
-            assert sl.translate_cursor(there, source=source, target=target).next == offset
+            assert sl.bulk.translate_cursor(there, source=source, target=target).next == offset
             if offset < 60:
                 (record,) = (batch.slice(0, 1) for batch in list(target.read(there))[:1])
                 assert record.column("timestamp")[0].value == 1_700_000_000_000_000 + offset
@@ -51,10 +51,10 @@ def test_a_follower_moved_to_the_copy_and_back_applies_each_record_once(tmp_path
         sl.ingest(source, target)
         first = MemorySink()
         here = sl.follow(source, first, upto=37)
-        there = sl.translate_cursor(here, source=source, target=target)
+        there = sl.bulk.translate_cursor(here, source=source, target=target)
         second = MemorySink()
         there = sl.follow(target, second, start=there, upto=there.next + 40)
-        back = sl.translate_cursor(there, source=source, target=target)
+        back = sl.bulk.translate_cursor(there, source=source, target=target)
         third = MemorySink()
         assert sl.follow(source, third, start=back, upto="end").next == 100
         rows = [row for sink in (first, second, third) for row in applied(sink)]
@@ -70,43 +70,43 @@ def test_a_position_that_the_copy_has_not_reached_is_not_ready():
     source, target = MemoryLog(), MemoryLog()
     fill(source, batches=1)
     with pytest.raises(NotReady, match="ingest it first"):
-        sl.translate_cursor(source.cursor_at(5), source=source, target=target)
+        sl.bulk.translate_cursor(source.cursor_at(5), source=source, target=target)
     sl.ingest(source, target)
     append(source, changes(5), number=1)
     with pytest.raises(NotReady, match="holds the source up to position 25, and not up to 27"):
-        sl.translate_cursor(source.cursor_at(27), source=source, target=target)
+        sl.bulk.translate_cursor(source.cursor_at(27), source=source, target=target)
 
 
 def test_a_position_that_the_copy_deleted_is_expired():
     source, target = MemoryLog(), MemoryLog()
     interleaved(source, target)
-    kept = sl.translate_cursor(source.cursor_at(30), source=source, target=target)
+    kept = sl.bulk.translate_cursor(source.cursor_at(30), source=source, target=target)
     target.trim(kept.next)
-    assert sl.translate_cursor(source.cursor_at(30), source=source, target=target) == kept
+    assert sl.bulk.translate_cursor(source.cursor_at(30), source=source, target=target) == kept
     with pytest.raises(CursorExpired, match="does not hold position 29"):
-        sl.translate_cursor(source.cursor_at(29), source=source, target=target)
+        sl.bulk.translate_cursor(source.cursor_at(29), source=source, target=target)
 
 
 def test_a_position_that_the_source_deleted_is_found_in_the_copy():
     source, target = MemoryLog(), MemoryLog()
     interleaved(source, target)
     here = source.cursor_at(25)
-    before = sl.translate_cursor(here, source=source, target=target)
+    before = sl.bulk.translate_cursor(here, source=source, target=target)
     source.trim(60)
-    assert sl.translate_cursor(here, source=source, target=target) == before
+    assert sl.bulk.translate_cursor(here, source=source, target=target) == before
 
 
 def test_a_cursor_of_another_log_or_of_another_history_is_refused():
     source, target = MemoryLog(), MemoryLog()
     interleaved(source, target)
     with pytest.raises(Diverged, match="a cursor of neither"):
-        sl.translate_cursor(MemoryLog().cursor_at(0), source=source, target=target)
+        sl.bulk.translate_cursor(MemoryLog().cursor_at(0), source=source, target=target)
     restored = MemoryLog()
     restored._head = Head(source.log_id)
     for number in range(6):
         append(restored, changes(10, number), writer=3, number=number)
     with pytest.raises(Diverged):
-        sl.translate_cursor(restored.cursor_at(20), source=source, target=target)
+        sl.bulk.translate_cursor(restored.cursor_at(20), source=source, target=target)
 
 
 def test_offsets_that_were_skipped_belong_to_no_record_of_the_copy():
@@ -118,8 +118,8 @@ def test_offsets_that_were_skipped_belong_to_no_record_of_the_copy():
     source.trim(75)
     sl.ingest(source, target, skip_trimmed=True)
     for offset, there in ((50, 50), (75, 50), (76, 51), (100, 75)):
-        assert sl.translate_cursor(source.cursor_at(offset), source=source, target=target).next == there
-    assert sl.translate_cursor(target.cursor_at(51), source=source, target=target).next == 76
+        assert sl.bulk.translate_cursor(source.cursor_at(offset), source=source, target=target).next == there
+    assert sl.bulk.translate_cursor(target.cursor_at(51), source=source, target=target).next == 76
 
 
 def test_a_copy_with_a_cold_tier_translates_what_its_hot_tier_holds():
@@ -134,9 +134,9 @@ def test_a_copy_with_a_cold_tier_translates_what_its_hot_tier_holds():
     target = tiers.tiered()
     sl.ingest(source, target)
     for offset in range(5, 11):
-        assert sl.translate_cursor(source.cursor_at(offset), source=source, target=target).next == 5 + offset
+        assert sl.bulk.translate_cursor(source.cursor_at(offset), source=source, target=target).next == 5 + offset
     with pytest.raises(
         CursorExpired, match="does not hold position 4"
     ):  # batches of segments do not name their writers
-        sl.translate_cursor(source.cursor_at(4), source=source, target=target)
+        sl.bulk.translate_cursor(source.cursor_at(4), source=source, target=target)
     forget_tails()

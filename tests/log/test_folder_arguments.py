@@ -9,14 +9,16 @@ DOORS = {
     "wal": sl.compat.WriteAheadLog.open,
     "wal, migrating": lambda place: sl.compat.WriteAheadLog.open(place, migrate=True),
     "wal reader": sl.log.WalReader,
-    "append-log store": sl.AppendLogStore.open,
-    "rocksdb store": sl.RocksStore.open,
+    "append-log store": sl.followers.AppendLogStore.open,
+    "rocksdb store": sl.followers.RocksStore.open,
     "primary": lambda place: sl.node.Primary.open(place, name="a"),
     "take over": lambda place: sl.node.Primary.open("node", name="a", take_over=place),
     "replica": lambda place: sl.node.Replica.open(place, name="b", upstream="grpc://127.0.0.1:1"),
-    "import": lambda place: sl.AppendLogStore.import_from("snapshot", place),
-    "export": lambda place: sl.MemoryStore().export_to(place),
-    "bootstrap": lambda place: sl.snapshots.bootstrap("snapshots", place, sl.AppendLogStore, log=sl.log.MemoryLog()),
+    "import": lambda place: sl.followers.AppendLogStore.import_from("snapshot", place),
+    "export": lambda place: sl.followers.MemoryStore().export_to(place),
+    "bootstrap": lambda place: sl.snapshots.bootstrap(
+        "snapshots", place, sl.followers.AppendLogStore, log=sl.log.MemoryLog()
+    ),
 }
 
 

@@ -153,7 +153,7 @@ def test_a_consumer_s_numbers_move(log: ObjectLog, place: PlainStore, clock: Man
 def test_applied_rejected_and_failed_updates_and_resyncs_of_watches_are_counted():
     kv, stop = sl.kv.MemoryKeyValue(), threading.Event()
 
-    class Flaky(sl.MemoryStore):
+    class Flaky(sl.followers.MemoryStore):
         failed = False
 
         def apply(self, records, *, since, upto):

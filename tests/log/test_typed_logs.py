@@ -24,9 +24,9 @@ from tests.cases import sampled
 from tests.contracts.logs import append, content
 from tests.log.wal.workload import open_on
 
-FIRST = sl.Json(pa.schema({"id": pa.int32()}))
-SECOND = sl.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))
-THIRD = sl.Json(pa.schema({"id": pa.int64(), "note": pa.string(), "vip": pa.bool_()}))
+FIRST = sl.values.Json(pa.schema({"id": pa.int32()}))
+SECOND = sl.values.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))
+THIRD = sl.values.Json(pa.schema({"id": pa.int64(), "note": pa.string(), "vip": pa.bool_()}))
 
 
 def _addresses(tmp_path: Path) -> list[str]:
@@ -40,7 +40,7 @@ def test_a_log_names_its_codec_over_restarts_and_takes_permitted_changes(tmp_pat
             assert log.evolve_value(SECOND) == SECOND
             assert log.evolve_value(SECOND) == SECOND
             with pytest.raises(SchemaRefused, match="missing from the new schema"):
-                log.evolve_value(sl.Json(pa.schema({"other": pa.int64()})))
+                log.evolve_value(sl.values.Json(pa.schema({"other": pa.int64()})))
         for codec in (None, FIRST, SECOND):  # also a program that was not updated
             with sl.open(url, value=codec, create=codec is FIRST) as log:
                 assert log.value == SECOND
@@ -97,7 +97,7 @@ def test_two_changes_at_once_are_made_one_after_the_other(tmp_path: Path) -> Non
     open_log(f"{tmp_path}/log", create=True, value=FIRST)
     store = FaultyStore(store_at(f"{tmp_path}/log", None))
     slow, quick = open_log(store), open_log(f"{tmp_path}/log")
-    other = sl.Json(pa.schema({"id": pa.int32(), "vip": pa.bool_()}))
+    other = sl.values.Json(pa.schema({"id": pa.int32(), "vip": pa.bool_()}))
 
     def meanwhile(call: Call) -> None:
         if call.name == "put_if":
@@ -202,7 +202,7 @@ def test_typed_batches_are_read_from_any_log_and_bad_rows_are_named(tmp_path: Pa
     with pytest.raises(InvalidInput, match="name a codec"):
         sl.log.read_decoded(sl.log.MemoryLog())
     with pytest.raises(InvalidInput, match="begins with an underscore"):
-        sl.log.read_decoded(sl.log.MemoryLog(value=sl.Json(pa.schema({"_id": pa.int64()}))))
+        sl.log.read_decoded(sl.log.MemoryLog(value=sl.values.Json(pa.schema({"_id": pa.int64()}))))
     log.close()
 
 

@@ -242,7 +242,7 @@ class TestReplica:
 
 
 def test_any_log_follower_follows_what_a_node_has_committed(primary, replica):
-    store = sl.MemoryStore()
+    store = sl.followers.MemoryStore()
     commit = primary.append(pa.table({"key": pa.array([b"k"], pa.binary()), "value": pa.array([b"v"], pa.binary())}))
     log = replica.reading(after=commit.bookmark, timeout=WAIT)
     assert sl.follow(log, store, start="beginning", upto="end").next == 1

@@ -301,7 +301,7 @@ class TestOverSockets:
             assert commit.outcome == Reached(3)
             replica.reading(after=commit.bookmark, timeout=WAIT)
         replica = Replica.open(tmp_path / "b", primary.url, name="b", **more)
-        with replica, sl.AppendLogStore.open(tmp_path / "store") as store:
+        with replica, sl.followers.AppendLogStore.open(tmp_path / "store") as store:
             assert sl.follow(replica.reading(), store, upto="end").next == 3
         with Primary.open(tmp_path / "a", name="a", **more) as primary:
             assert primary.reading().bounds().next == 3

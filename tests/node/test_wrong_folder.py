@@ -32,8 +32,8 @@ OPENERS = {
     "a write-ahead log with offsets": (things.wal, lambda path: WalLog.open(str(path)).close()),
     "an object log": (things.object_log, lambda path: sl.open(path.as_uri(), create=True).close()),
     "an object log by its path": (things.object_log, lambda path: sl.open(str(path), create=True).close()),
-    "an append-log store": (things.append_log_store, lambda path: sl.AppendLogStore.open(str(path)).close()),
-    "a RocksDB store": (things.rocksdb_store, lambda path: sl.RocksStore.open(str(path)).close()),
+    "an append-log store": (things.append_log_store, lambda path: sl.followers.AppendLogStore.open(str(path)).close()),
+    "a RocksDB store": (things.rocksdb_store, lambda path: sl.followers.RocksStore.open(str(path)).close()),
     "a topic of write-ahead logs": (things.topic, lambda path: open_wal_topic(str(path), 1).close()),
     "a topic of object logs": (things.topic, lambda path: open_object_topic(path.as_uri(), 1).close()),
 }

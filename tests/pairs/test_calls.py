@@ -44,7 +44,7 @@ ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "cursor_at": ((RECORDS,), {}),
     "end_of_term": ((0,), {}),
     "enforce": ((sl.log.SlotLimits(),), {}),
-    "evolve_value": ((sl.Json(pa.schema({"id": pa.int64()})),), {}),
+    "evolve_value": ((sl.values.Json(pa.schema({"id": pa.int64()})),), {}),
     "hold": ((RECORDS, 1.0), {}),
     "last_append": ((WRITER,), {}),
     "last_number": ((WRITER,), {}),

@@ -69,7 +69,7 @@ def test_a_producer(opened: Opened) -> None:
 
 @pair("`follow` into a key-value store", queue_v1=NO_KEYS)
 def test_a_key_value_store_follows(opened: Opened) -> None:
-    store = sl.MemoryStore()
+    store = sl.followers.MemoryStore()
     assert sl.follow(opened.log, store, upto="end").next == RECORDS
     opened.append(RECORDS)
     assert sl.follow(opened.log, store, upto="end").next == RECORDS + 1
@@ -114,7 +114,7 @@ def test_a_watch_of_keys(opened: Opened) -> None:
         if len(applied) == RECORDS:
             stop.set()
 
-    cursor = sl.watch_applied(keys, apply, reader=keys, store=sl.MemoryStore(), stop=stop)
+    cursor = sl.watch_applied(keys, apply, reader=keys, store=sl.followers.MemoryStore(), stop=stop)
     assert cursor is not None
     assert cursor.next == RECORDS
     assert applied == {b"k%d" % row: b"%d" % row for row in range(RECORDS)}
@@ -123,13 +123,13 @@ def test_a_watch_of_keys(opened: Opened) -> None:
 @pair("snapshot and bootstrap", wal_reader=READER, replica=REPLICA_SLOTS, queue_v1=NO_KEYS)
 def test_a_newcomer_bootstraps_from_a_snapshot(opened: Opened) -> None:
     folder = opened.folder
-    with sl.AppendLogStore.open(folder / "veteran") as veteran:
+    with sl.followers.AppendLogStore.open(folder / "veteran") as veteran:
         sl.follow(opened.log, veteran, upto="end")
         artifacts = sl.snapshots.Artifacts((folder / "published").as_uri(), "routes")
         artifacts.export(veteran, scratch=str(folder / "scratch"))
     opened.append(RECORDS)
     with sl.snapshots.bootstrap(
-        artifacts, str(folder / "newcomer"), sl.AppendLogStore, log=opened.log, slot="newcomer"
+        artifacts, str(folder / "newcomer"), sl.followers.AppendLogStore, log=opened.log, slot="newcomer"
     ) as newcomer:
         assert newcomer.position().cursor.next == RECORDS
         assert opened.log.slots.get("newcomer").position == RECORDS
@@ -308,7 +308,9 @@ def test_a_bulk_export(opened: Opened) -> None:
 def test_a_snapshot_that_is_built_in_bulk(opened: Opened) -> None:
     done = sl.bulk.build_snapshot(opened.log, opened.folder / "sealed", group_bytes=1)
     opened.append(RECORDS)
-    with sl.snapshots.bootstrap(done.folder, opened.folder / "store", sl.AppendLogStore, log=opened.log) as store:
+    with sl.snapshots.bootstrap(
+        done.folder, opened.folder / "store", sl.followers.AppendLogStore, log=opened.log
+    ) as store:
         assert store.position().cursor.next == RECORDS
         sl.follow(opened.log, store, upto="end")
         assert len(list(store.range())) == RECORDS + 1

@@ -29,7 +29,7 @@ import strandline as sl
 from pyspark.sql import SparkSession
 
 given = json.load(sys.stdin)
-codec = sl.Json(pa.schema({"id": pa.int64(), "city": pa.string()}))
+codec = sl.values.Json(pa.schema({"id": pa.int64(), "city": pa.string()}))
 
 class Gate:
     # Asks the test before it goes on, and says which process asks: a class of this script, pickled by value.
@@ -118,7 +118,9 @@ def check_tables(given: dict[str, Any], tmp_path: Path, transform=None) -> None:
     append(log, changes())
     for mode in MODES:
         twin = str(tmp_path / mode)
-        sink = sl.DeltaSink(twin, mode=mode, value=sl.Json(ORDER), dead_letters=f"{twin}-letters", transform=transform)
+        sink = sl.DeltaSink(
+            twin, mode=mode, value=sl.values.Json(ORDER), dead_letters=f"{twin}-letters", transform=transform
+        )
         sl.follow(log, sink, upto="end")
         for suffix in ("", "-letters"):
             table = DeltaTable(f"{given['tables']}/{mode}{suffix}", storage_options=given["options"])

@@ -56,8 +56,8 @@ BEFORE_AFTER: list[tuple[bytes, bytes | sl.Op | None]] = [
     (b"1", sl.Op.PURGE),
 ]
 FEEDS: dict[str, tuple[Any, list[tuple[bytes, bytes | sl.Op | None]], list[int]]] = {
-    "debezium": (sl.values.Debezium(sl.Json(ROW)), DEBEZIUM, [6, 9, 10, 13, 14, 15]),
-    "before-after": (sl.values.BeforeAfter(sl.Json(ROW)), BEFORE_AFTER, [7]),
+    "debezium": (sl.values.Debezium(sl.values.Json(ROW)), DEBEZIUM, [6, 9, 10, 13, 14, 15]),
+    "before-after": (sl.values.BeforeAfter(sl.values.Json(ROW)), BEFORE_AFTER, [7]),
 }
 """Codec, records, and the offsets of those that are bad."""
 ALIVE = {(b"4", 4, "d"), (b"6", 6, None)}
@@ -172,7 +172,7 @@ def test_versions_end_with_the_events_that_delete_them(tmp_path: Path, feed: str
 @pytest.mark.parametrize("share", some([0.29, 0.07, 0.57, 0.58, 1.0], 2))
 def test_exactly_the_allowed_share_of_records_may_be_bad(tables: Tables, share: float) -> None:
     """By floats, 0.29 of 100 is less than 29."""
-    options = {"mode": "append", "value": sl.Json(ROW), "max_bad_share": share}
+    options = {"mode": "append", "value": sl.values.Json(ROW), "max_bad_share": share}
     most = round(share * 100)
     log: Any = sl.log.MemoryLog()
     for bad in (most, min(most + 1, 100)):
@@ -192,7 +192,7 @@ def test_exactly_the_allowed_share_of_records_may_be_bad(tables: Tables, share: 
 
 
 def test_records_that_a_table_has_already_do_not_dilute_the_bad_ones(tables: Tables) -> None:
-    options = {"mode": "append", "value": sl.Json(ROW), "max_bad_share": 0.4}
+    options = {"mode": "append", "value": sl.values.Json(ROW), "max_bad_share": 0.4}
     log: Any = sl.log.MemoryLog()
     with log.producer() as producer:
         for value in (*[b"{}"] * 8, b"bad", b"{}"):
@@ -210,7 +210,7 @@ def test_a_rebuild_has_the_same_bound_for_bad_records(tables: Tables) -> None:
     with log.producer() as producer:
         for value in (b"{}", b"bad"):
             producer.append(key=b"k", value=value)
-    options = {"mode": "append", "value": sl.Json(ROW)}
+    options = {"mode": "append", "value": sl.values.Json(ROW)}
     sl.follow(log, tables.sink(**options), upto="end")
     with pytest.raises(BadRecord, match="1 of 2 records"):
         sl.tables.rebuild(tables.sink(**options, max_bad_share=0.4), log)

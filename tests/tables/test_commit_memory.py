@@ -302,7 +302,7 @@ def test_a_transform_without_enough_memory_is_given_smaller_pieces(log: ObjectLo
 def test_a_value_is_bad_if_it_takes_too_much_memory_but_not_if_the_process_has_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    codec, values = sl.Json(pa.schema({"number": pa.int64()})), pa.array([b'{"number": 1}'], pa.binary())
+    codec, values = sl.values.Json(pa.schema({"number": pa.int64()})), pa.array([b'{"number": 1}'], pa.binary())
 
     def hungry(value: bytes) -> Any:
         raise MemoryError

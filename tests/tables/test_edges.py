@@ -102,10 +102,10 @@ def test_an_append_only_table_takes_all_changes_and_no_keyed_follower(tmp_path, 
 def test_wider_columns_of_an_append_only_table_are_refused(tmp_path):
     log, place = MemoryLog(), str(tmp_path / "table")
     extend(log, [(b"a", b'{"n": 1}')])
-    sl.follow(log, sl.DeltaSink(place, mode="append", value=sl.Json(pa.schema({"n": pa.int32()}))), upto="end")
+    sl.follow(log, sl.DeltaSink(place, mode="append", value=sl.values.Json(pa.schema({"n": pa.int32()}))), upto="end")
     DeltaTable(place).alter.set_table_properties({"delta.appendOnly": "true"})
     extend(log, [(b"a", b'{"n": 2}')])
-    wider = sl.DeltaSink(place, mode="append", value=sl.Json(pa.schema({"n": pa.int64()})))
+    wider = sl.DeltaSink(place, mode="append", value=sl.values.Json(pa.schema({"n": pa.int64()})))
     with pytest.raises(InvalidInput, match="written again"):
         sl.follow(log, wider, upto="end")
 
@@ -188,7 +188,7 @@ def test_both_zeros_are_one_key_and_so_are_all_nans(tmp_path, width):
     log = MemoryLog()
     extend(log, [(b"", b'{"x": 0.0, "n": 1}'), (b"", b'{"x": 0.1, "n": 2}')])
     extend(log, [(b"", b'{"x": -0.0, "n": 3}'), (b"", b'{"x": 0.1, "n": 4}')])
-    value = sl.Json(pa.schema({"x": width, "n": pa.int64()}))
+    value = sl.values.Json(pa.schema({"x": width, "n": pa.int64()}))
     catalog = SqlCatalog("c", uri="sqlite:///:memory:", warehouse=f"file://{tmp_path}/warehouse")
     options = {"value": value, "key": "x"}
     for end in (2, 4):

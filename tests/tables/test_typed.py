@@ -49,7 +49,7 @@ def place(tmp_path):
 
 
 def test_the_fields_of_values_are_columns(place):
-    sink = DeltaSink(place, value=sl.Json(ORDER))
+    sink = DeltaSink(place, value=sl.values.Json(ORDER))
     apply(sink, 0, (b"1", order(1)), (b"2", order(2)), (b"1", order(1, city="Bergen")), (b"2", DELETE))
     (row,) = rows_of(place)
     row.pop("_timestamp")
@@ -57,7 +57,7 @@ def test_the_fields_of_values_are_columns(place):
 
 
 def test_every_change_is_kept_with_its_operation(place):
-    sink = DeltaSink(place, mode="append", value=sl.Json(ORDER))
+    sink = DeltaSink(place, mode="append", value=sl.values.Json(ORDER))
     apply(sink, 0, (b"1", order(1)), (b"1", DELETE))
     assert [(row["id"], row["_key"], row["_op"], row["_offset"]) for row in rows_of(place)] == [
         (1, b"1", 0, 0),
@@ -66,7 +66,7 @@ def test_every_change_is_kept_with_its_operation(place):
 
 
 def test_a_history_shows_what_was_known_at_an_offset(place):
-    sink = DeltaSink(place, mode="history", value=sl.Json(ORDER))
+    sink = DeltaSink(place, mode="history", value=sl.values.Json(ORDER))
     apply(sink, 0, (b"1", order(1)), (b"1", order(1, city="Bergen")))
     apply(sink, 2, (b"1", DELETE), (b"1", order(1, city="Moss")))
     assert [(row["city"], row["_valid_from_offset"], row["_valid_to_offset"]) for row in rows_of(place)] == [
@@ -77,7 +77,7 @@ def test_a_history_shows_what_was_known_at_an_offset(place):
 
 
 def test_other_readers_see_the_same_rows_and_skip_files_by_statistics(place):
-    sink = DeltaSink(place, mode="append", value=sl.Json(ORDER))
+    sink = DeltaSink(place, mode="append", value=sl.values.Json(ORDER))
     for first in range(0, 30, 10):
         apply(sink, first, *[(b"%d" % n, order(n)) for n in range(first, first + 10)])
     assert pl.read_delta(place).filter(pl.col("id") >= 25)["id"].sort().to_list() == [25, 26, 27, 28, 29]
@@ -98,11 +98,11 @@ def test_other_readers_see_the_same_rows_and_skip_files_by_statistics(place):
 
 @pytest.mark.parametrize("mode", ["latest", "append", "history"])
 def test_a_new_field_is_a_new_column_that_is_null_before(place, mode):
-    apply(DeltaSink(place, mode=mode, value=sl.Json(ORDER)), 0, (b"1", order(1)))
-    wider = sl.Json(ORDER.append(pa.field("vip", pa.bool_())))
+    apply(DeltaSink(place, mode=mode, value=sl.values.Json(ORDER)), 0, (b"1", order(1)))
+    wider = sl.values.Json(ORDER.append(pa.field("vip", pa.bool_())))
     apply(DeltaSink(place, mode=mode, value=wider), 1, (b"2", order(2, vip=True)))
     assert [(row["id"], row["vip"]) for row in rows_of(place)] == [(1, None), (2, True)]
-    older = DeltaSink(place, mode=mode, value=sl.Json(ORDER))
+    older = DeltaSink(place, mode=mode, value=sl.values.Json(ORDER))
     apply(older, 2, (b"3", order(3)))
     assert [row["vip"] for row in rows_of(place)] == [None, True, None]
     assert older.cursor(LOG) == Cursor(LOG, 3)
@@ -111,28 +111,28 @@ def test_a_new_field_is_a_new_column_that_is_null_before(place, mode):
 @pytest.mark.parametrize("mode", ["latest", "append", "history"])
 def test_a_number_that_becomes_wider_rewrites_the_table_at_the_same_cursor(place, mode):
     narrow = pa.schema({"id": pa.int32(), "total": pa.float64()})
-    apply(DeltaSink(place, mode=mode, value=sl.Json(narrow)), 0, (b"1", order(1)), (b"2", order(2)))
+    apply(DeltaSink(place, mode=mode, value=sl.values.Json(narrow)), 0, (b"1", order(1)), (b"2", order(2)))
     wide = pa.schema({"id": pa.int64(), "total": pa.float64()})
-    sink = DeltaSink(place, mode=mode, value=sl.Json(wide))
+    sink = DeltaSink(place, mode=mode, value=sl.values.Json(wide))
     apply(sink, 2, (b"3", order(1 << 40)))
     assert [row["id"] for row in rows_of(place)] == [1, 2, 1 << 40]
     assert [row["total"] for row in rows_of(place)] == [0.5, 1.0, (1 << 40) / 2]
-    assert DeltaSink(place, mode=mode, value=sl.Json(wide)).cursor(LOG) == Cursor(LOG, 3)
+    assert DeltaSink(place, mode=mode, value=sl.values.Json(wide)).cursor(LOG) == Cursor(LOG, 3)
 
 
 def test_any_other_change_is_refused_and_nothing_is_changed(place):
-    sink = DeltaSink(place, value=sl.Json(ORDER))
+    sink = DeltaSink(place, value=sl.values.Json(ORDER))
     apply(sink, 0, (b"1", order(1)))
     version = DeltaTable(place).version()
-    other = DeltaSink(place, value=sl.Json(ORDER.set(0, pa.field("id", pa.string()))))
+    other = DeltaSink(place, value=sl.values.Json(ORDER.set(0, pa.field("id", pa.string()))))
     with pytest.raises(SchemaRefused, match="id"):
         apply(other, 1, (b"2", b'{"id": "x"}'))
     assert DeltaTable(place).version() == version
 
 
 def test_a_crash_behind_a_schema_change_loses_nothing(place, monkeypatch):
-    apply(DeltaSink(place, value=sl.Json(ORDER)), 0, (b"1", order(1)))
-    wider = sl.Json(ORDER.append(pa.field("vip", pa.bool_())))
+    apply(DeltaSink(place, value=sl.values.Json(ORDER)), 0, (b"1", order(1)))
+    wider = sl.values.Json(ORDER.append(pa.field("vip", pa.bool_())))
     sink = DeltaSink(place, value=wider)
     begun = sink.begin(since=Cursor(LOG, 1), upto=Cursor(LOG, 2), tasks=1)
     assert begun is not None  # the columns are committed; the process dies here
@@ -143,13 +143,13 @@ def test_a_crash_behind_a_schema_change_loses_nothing(place, monkeypatch):
 
 
 def test_a_column_that_somebody_else_dropped_or_retyped_is_not_continued(place):
-    sink = DeltaSink(place, value=sl.Json(ORDER))
+    sink = DeltaSink(place, value=sl.values.Json(ORDER))
     apply(sink, 0, (b"1", order(1)))
     from deltalake import write_deltalake
 
     write_deltalake(place, pa.table({"id": ["x"]}), mode="overwrite", schema_mode="overwrite")
     with pytest.raises((Diverged, SchemaRefused)):
-        DeltaSink(place, value=sl.Json(ORDER)).cursor(LOG)
+        DeltaSink(place, value=sl.values.Json(ORDER)).cursor(LOG)
 
 
 # --- records that cannot be rows ---------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def letters(tmp_path) -> list[tuple[int, bytes | None, bool]]:
 
 
 def test_a_record_that_cannot_be_decoded_is_named_and_nothing_is_applied(place):
-    sink = DeltaSink(place, value=sl.Json(ORDER))
+    sink = DeltaSink(place, value=sl.values.Json(ORDER))
     with pytest.raises(BadRecord, match="offset 1"):
         apply(sink, 0, (b"1", order(1)), (b"2", b"{no json"))
     assert sink.cursor(LOG) is None
@@ -169,7 +169,7 @@ def test_a_record_that_cannot_be_decoded_is_named_and_nothing_is_applied(place):
 
 @pytest.mark.parametrize("mode", ["latest", "append", "history"])
 def test_bad_records_go_to_the_dead_letter_table_once(place, tmp_path, mode):
-    sink = DeltaSink(place, mode=mode, value=sl.Json(ORDER), dead_letters=str(tmp_path / "letters"))
+    sink = DeltaSink(place, mode=mode, value=sl.values.Json(ORDER), dead_letters=str(tmp_path / "letters"))
     apply(sink, 0, (b"1", order(1)), (b"2", b"{no json"), (b"3", order(3)))
     apply(sink, 3, (b"4", order(4)))
     apply(sink, 4, (b"5", b'{"id": "text"}'))
@@ -182,7 +182,9 @@ def test_a_bad_newest_value_leaves_the_row_of_the_good_one_before_in_any_cuts(tm
     rows = [(b"1", order(1)), (b"1", order(2)), (b"1", b"bad")]
     found = []
     for name, cuts in (("whole", [0, 3]), ("parts", [0, 1, 2, 3])):
-        sink = DeltaSink(str(tmp_path / name), value=sl.Json(ORDER), dead_letters=str(tmp_path / f"{name}-letters"))
+        sink = DeltaSink(
+            str(tmp_path / name), value=sl.values.Json(ORDER), dead_letters=str(tmp_path / f"{name}-letters")
+        )
         for low, high in pairwise(cuts):
             apply(sink, low, *rows[low:high])
         found.append([row["id"] for row in rows_of(tmp_path / name)])
@@ -191,7 +193,7 @@ def test_a_bad_newest_value_leaves_the_row_of_the_good_one_before_in_any_cuts(tm
 
 def test_a_crash_between_the_letters_and_the_table_doubles_no_letter(place, tmp_path, monkeypatch):
     def sink():
-        return DeltaSink(place, mode="append", value=sl.Json(ORDER), dead_letters=str(tmp_path / "letters"))
+        return DeltaSink(place, mode="append", value=sl.values.Json(ORDER), dead_letters=str(tmp_path / "letters"))
 
     apply(sink(), 0, (b"1", order(1)))
     dying = sink()
@@ -206,7 +208,7 @@ def test_a_crash_between_the_letters_and_the_table_doubles_no_letter(place, tmp_
 
 def test_too_many_bad_records_stop_it(place, tmp_path):
     sink = DeltaSink(
-        place, mode="append", value=sl.Json(ORDER), dead_letters=str(tmp_path / "letters"), max_bad_share=0.3
+        place, mode="append", value=sl.values.Json(ORDER), dead_letters=str(tmp_path / "letters"), max_bad_share=0.3
     )
     apply(sink, 0, *[(b"k", b"bad" if n == 5 else order(n)) for n in range(10)])
     with pytest.raises(BadRecord, match="2 of 4 records"):
@@ -215,7 +217,7 @@ def test_too_many_bad_records_stop_it(place, tmp_path):
 
 
 def test_a_record_without_key_is_a_dead_letter_of_a_keyed_table(place, tmp_path):
-    sink = DeltaSink(place, value=sl.Json(ORDER), dead_letters=str(tmp_path / "letters"))
+    sink = DeltaSink(place, value=sl.values.Json(ORDER), dead_letters=str(tmp_path / "letters"))
     apply(sink, 0, (None, order(1)), (b"2", order(2)))
     assert [row["id"] for row in rows_of(place)] == [2]
     assert letters(tmp_path) == [(0, order(1), True)]
@@ -225,7 +227,7 @@ def test_a_record_without_key_is_a_dead_letter_of_a_keyed_table(place, tmp_path)
 
 
 def test_rows_can_be_identified_by_fields_of_the_value(place):
-    sink = DeltaSink(place, value=sl.Json(ORDER), key=["city", "id"])
+    sink = DeltaSink(place, value=sl.values.Json(ORDER), key=["city", "id"])
     apply(sink, 0, (None, order(1)), (b"x", order(1, city="Moss")), (b"y", order(1, total=9.0)))
     assert [(row["city"], row["total"], row["_offset"]) for row in rows_of(place)] == [
         ("Moss", 0.5, 1),
@@ -240,21 +242,21 @@ def expensive(rows: pa.Table) -> pa.Table:
 
 @pytest.mark.parametrize("mode", ["latest", "append", "history"])
 def test_a_transform_filters_and_computes(place, mode):
-    sink = DeltaSink(place, mode=mode, value=sl.Json(ORDER), transform=expensive)
+    sink = DeltaSink(place, mode=mode, value=sl.values.Json(ORDER), transform=expensive)
     apply(sink, 0, *[(b"%d" % n, order(n)) for n in range(6)])
     assert [(row["id"], row["vat"]) for row in rows_of(place)] == [(3, 0.375), (4, 0.5), (5, 0.625)]
     assert sink.cursor(LOG) == Cursor(LOG, 6)
 
 
 def test_a_transform_that_drops_what_a_keyed_table_needs_is_refused(place):
-    sink = DeltaSink(place, value=sl.Json(ORDER), transform=lambda rows: rows.drop_columns(["_offset"]))
+    sink = DeltaSink(place, value=sl.values.Json(ORDER), transform=lambda rows: rows.drop_columns(["_offset"]))
     with pytest.raises(InvalidInput, match="'_offset' is missing"):
         apply(sink, 0, (b"1", order(1)))
 
 
 def test_a_field_that_is_named_like_a_column_of_the_table_is_refused(place):
     with pytest.raises(InvalidInput, match="'_offset' begins with an underscore"):
-        apply(DeltaSink(place, value=sl.Json(pa.schema({"_offset": pa.int64()}))), 0, (b"1", b"{}"))
+        apply(DeltaSink(place, value=sl.values.Json(pa.schema({"_offset": pa.int64()}))), 0, (b"1", b"{}"))
 
 
 # --- crossings -------------------------------------------------------------------------------------------------------
@@ -268,7 +270,7 @@ def rekeyed(rows: pa.Table) -> pa.Table:
 @pytest.mark.parametrize("mode", ["latest", "history"])
 @pytest.mark.parametrize("tasks", [1, 2, 4])
 def test_keys_that_a_transform_sets_reach_their_worker(place, mode, tasks):
-    sink = DeltaSink(place, mode=mode, value=sl.Json(ORDER), transform=rekeyed)
+    sink = DeltaSink(place, mode=mode, value=sl.values.Json(ORDER), transform=rekeyed)
     records = changes(0, *[(b"%d" % n, order(n, city=f"c{n % 7}")) for n in range(40)])
     begun = sink.begin(since=Cursor(LOG, 0), upto=Cursor(LOG, 40), tasks=tasks)
     begun.commit([part.write(records.to_batches()) for part in begun.parts])
@@ -288,7 +290,7 @@ def test_keys_that_a_transform_sets_reach_their_worker(place, mode, tasks):
 )
 def test_types_that_delta_does_not_have_become_wider_ones_from_the_first_commit_on(place, kind, text, value):
     for first in range(2):
-        sink = DeltaSink(place, value=sl.Json(pa.schema({"x": kind})))
+        sink = DeltaSink(place, value=sl.values.Json(pa.schema({"x": kind})))
         apply(sink, first, (b"%d" % first, b'{"x": %s}' % text.encode()))
     found = [row["x"] for row in rows_of(place)]
     assert len(found) == 2
@@ -298,20 +300,20 @@ def test_types_that_delta_does_not_have_become_wider_ones_from_the_first_commit_
 
 def test_a_type_that_no_table_stores_is_refused_in_one_sentence(place):
     with pytest.raises(SchemaRefused, match="'x' has the type time64"):
-        apply(DeltaSink(place, value=sl.Json(pa.schema({"x": pa.time64("us")}))), 0, (b"1", b"{}"))
+        apply(DeltaSink(place, value=sl.values.Json(pa.schema({"x": pa.time64("us")}))), 0, (b"1", b"{}"))
 
 
 @pytest.mark.parametrize("other", [{"key": "id"}, {"soft_deletes": True}])
 def test_a_table_is_not_continued_with_another_key_or_other_deletes(place, other):
-    apply(DeltaSink(place, value=sl.Json(ORDER)), 0, (b"1", order(1)))
+    apply(DeltaSink(place, value=sl.values.Json(ORDER)), 0, (b"1", order(1)))
     with pytest.raises(InvalidInput, match="was made with"):
-        DeltaSink(place, value=sl.Json(ORDER), **other).cursor(LOG)
+        DeltaSink(place, value=sl.values.Json(ORDER), **other).cursor(LOG)
 
 
 def test_two_tables_share_a_dead_letter_table_and_each_has_all_of_its_letters(tmp_path):
     for name in ("one", "two"):
         sink = DeltaSink(
-            str(tmp_path / name), mode="append", value=sl.Json(ORDER), dead_letters=str(tmp_path / "letters")
+            str(tmp_path / name), mode="append", value=sl.values.Json(ORDER), dead_letters=str(tmp_path / "letters")
         )
         apply(sink, 0, (b"1", b"bad"), (b"2", order(2)), (b"3", b"bad"))
     assert sorted(offset for offset, *_ in letters(tmp_path)) == [0, 0, 2, 2]
@@ -321,7 +323,7 @@ def test_a_table_that_is_built_again_has_each_letter_once(place, tmp_path):
     import shutil
 
     def sink():
-        return DeltaSink(place, mode="append", value=sl.Json(ORDER), dead_letters=str(tmp_path / "letters"))
+        return DeltaSink(place, mode="append", value=sl.values.Json(ORDER), dead_letters=str(tmp_path / "letters"))
 
     apply(sink(), 0, (b"1", b"bad"))
     shutil.rmtree(place)
@@ -330,7 +332,7 @@ def test_a_table_that_is_built_again_has_each_letter_once(place, tmp_path):
 
 
 def test_letters_may_be_deleted_by_anybody(place, tmp_path):
-    sink = DeltaSink(place, mode="append", value=sl.Json(ORDER), dead_letters=str(tmp_path / "letters"))
+    sink = DeltaSink(place, mode="append", value=sl.values.Json(ORDER), dead_letters=str(tmp_path / "letters"))
     apply(sink, 0, (b"1", b"bad"))
     DeltaTable(str(tmp_path / "letters")).delete()
     apply(sink, 1, (b"2", b"bad"))
@@ -345,7 +347,7 @@ def test_dead_letters_within_the_table_are_refused(place, within):
 
 def test_times_that_statistics_cannot_have_stop_nobody(place):
     schema = pa.schema({"at": pa.timestamp("us", "UTC")})
-    sink = DeltaSink(place, mode="append", value=sl.Json(schema))
+    sink = DeltaSink(place, mode="append", value=sl.values.Json(schema))
     apply(sink, 0, (b"1", b'{"at": "0001-01-01T00:00:00Z"}'), (b"2", b'{"at": "9999-12-31T23:59:59.999999Z"}'))
     old = pa.scalar("0999-01-01T00:00:00", pa.string()).cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC"))
     table = DeltaTable(place).to_pyarrow_table(filters=pc.field("at") < old)
@@ -377,7 +379,7 @@ def test_a_record_beyond_the_year_9999_is_applied(place):
     ),
 )
 def test_no_reader_skips_a_row_because_of_statistics(place, schema, text):
-    sink = DeltaSink(place, mode="append", value=sl.Json(pa.schema(schema)))
+    sink = DeltaSink(place, mode="append", value=sl.values.Json(pa.schema(schema)))
     apply(sink, 0, (b"1", text))
     apply(sink, 1, (b"2", text), (b"3", text))
     dataset = DeltaTable(place).to_pyarrow_dataset()

@@ -32,7 +32,7 @@ def tiers() -> Iterator[Tiers]:
     forget_tails()
 
 
-def sink_of(folder: Path, mode: str, codec: sl.Json | sl.Raw) -> sl.DeltaSink:
+def sink_of(folder: Path, mode: str, codec: sl.values.Json | sl.values.Raw) -> sl.DeltaSink:
     return sl.DeltaSink(str(folder / mode), mode=mode, value=codec, dead_letters=str(folder / f"{mode}-letters"))
 
 
@@ -51,7 +51,7 @@ def text_of(url: str) -> str:
 @pytest.mark.matrix
 @pytest.mark.parametrize("mode", MODES)
 def test_a_table_built_again_has_no_erased_value_and_equals_the_log(tiers: Tiers, tmp_path: Path, mode: str) -> None:
-    codec = sl.Json(NAME)
+    codec = sl.values.Json(NAME)
     sl.follow(tiers.tiered(), sink_of(tmp_path, mode, codec), "s", upto="end")
     log = erase(tiers)
     before = verify(sink_of(tmp_path, mode, codec), log)
@@ -69,12 +69,12 @@ def test_a_table_built_again_has_no_erased_value_and_equals_the_log(tiers: Tiers
 @pytest.mark.matrix
 @pytest.mark.parametrize("mode", MODES)
 def test_a_letter_of_a_purged_key_does_not_come_back_as_the_keys_value(tiers: Tiers, tmp_path: Path, mode: str) -> None:
-    sl.follow(tiers.tiered(), sink_of(tmp_path, mode, sl.Json(NAME)), "s", upto="end")
+    sl.follow(tiers.tiered(), sink_of(tmp_path, mode, sl.values.Json(NAME)), "s", upto="end")
     assert "bad, and secret" in text_of(str(tmp_path / f"{mode}-letters"))
     log = erase(tiers)
-    sl.tables.replay_letters(sink_of(tmp_path, mode, sl.Json(NAME)), log)  # still bad
+    sl.tables.replay_letters(sink_of(tmp_path, mode, sl.values.Json(NAME)), log)  # still bad
     DeltaTable(str(tmp_path / f"{mode}-letters")).delete("key = X'616e6e61'")
-    rebuild(sink_of(tmp_path, mode, sl.Json(NAME)), log)
-    sl.tables.replay_letters(sink_of(tmp_path, mode, sl.Json(NAME)), log)
+    rebuild(sink_of(tmp_path, mode, sl.values.Json(NAME)), log)
+    sl.tables.replay_letters(sink_of(tmp_path, mode, sl.values.Json(NAME)), log)
     assert "secret" not in text_of(str(tmp_path / mode)) + text_of(str(tmp_path / f"{mode}-letters"))
-    assert verify(sink_of(tmp_path, mode, sl.Json(NAME)), log).is_clean
+    assert verify(sink_of(tmp_path, mode, sl.values.Json(NAME)), log).is_clean

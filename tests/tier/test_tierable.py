@@ -127,7 +127,7 @@ def test_following_something_that_is_no_log_is_refused_before_anything_is_begun(
         with pytest.raises(Unsupported, match=r"^A WriteAheadLog cannot be followed: it has no bounds, end, plan"):
             sl.follow(wal, MemorySink(), upto="end")  # type: ignore[arg-type]
         with pytest.raises(Unsupported, match=r"^A WriteAheadLog cannot be followed"):
-            sl.snapshots.bootstrap("/nowhere", "/nowhere", sl.AppendLogStore, log=wal)  # type: ignore[arg-type]
+            sl.snapshots.bootstrap("/nowhere", "/nowhere", sl.followers.AppendLogStore, log=wal)  # type: ignore[arg-type]
 
 
 def test_a_primary_is_followed_as_every_log_is(primary: sl.node.Primary) -> None:

@@ -54,7 +54,7 @@ def test_columns_of_many_schemas_are_those_of_each_value_cast_by_itself(seed: in
         arrays = {name: pa.array([value], kind) for name, (kind, value) in fields.items()}
         rows.append(pa.record_batch(arrays))
     values = [encoded(row) for row in rows]
-    decoded = sl.Arrow().decode(pa.array([None, *values], pa.binary()))
+    decoded = sl.values.Arrow().decode(pa.array([None, *values], pa.binary()))
     decoded.columns.validate(full=True)
     bad = set(decoded.bad.column("row").to_pylist())
     assert 0 < len(bad) < len(rows)
@@ -72,7 +72,7 @@ def test_values_that_each_bring_a_new_field_take_time_and_memory_of_their_bytes(
         return one(s=pa.array([{name: 1}])) if nested else one(**{name: pa.array([1])})
 
     values = pa.array([value(number) for number in range(2000)], pa.binary())
-    decoded = sl.Arrow().decode(values)
+    decoded = sl.values.Arrow().decode(values)
     assert decoded.columns.nbytes <= arrow.MAX_COLUMNS * len(values) * 9 + (1 << 20)
     fields = decoded.columns.schema.field("s").type.num_fields + 1 if nested else decoded.columns.num_columns
     assert fields == arrow.MAX_COLUMNS
@@ -92,7 +92,7 @@ def test_values_that_each_bring_a_new_field_take_time_and_memory_of_their_bytes(
 )
 def test_a_field_that_no_table_can_have_is_a_bad_row(name: str, why: str) -> None:
     values = [one(a=pa.array([1])), one(**{name: pa.array([1])}), one(a=pa.array([2]))]
-    decoded = sl.Arrow().decode(pa.array(values, pa.binary()))
+    decoded = sl.values.Arrow().decode(pa.array(values, pa.binary()))
     assert decoded.columns.to_pylist() == [{"a": 1}, {"a": None}, {"a": 2}]
     [bad] = decoded.bad.to_pylist()
     assert bad["row"] == 1
@@ -101,20 +101,20 @@ def test_a_field_that_no_table_can_have_is_a_bad_row(name: str, why: str) -> Non
 
 def test_names_and_columns_have_limits_that_can_be_set() -> None:
     values = [one(a=pa.array([1])), one(bb=pa.array([1])), one(long=pa.array([1])), one(c=pa.array([1]))]
-    codec = sl.Arrow(max_columns=2, max_name=2)
+    codec = sl.values.Arrow(max_columns=2, max_name=2)
     assert codec.decode(pa.array(values, pa.binary())).bad.column("row").to_pylist() == [2, 3]
-    assert codec != sl.Arrow(max_columns=2)
+    assert codec != sl.values.Arrow(max_columns=2)
 
 
 def test_a_date_that_python_does_not_have_is_a_bad_row_wherever_it_is() -> None:
     far = pa.array([[2**31 - 1]], pa.list_(pa.int32())).cast(pa.list_(pa.date32()))
     near = pa.array([[0]], pa.list_(pa.int32())).cast(pa.list_(pa.date32()))
-    decoded = sl.Arrow().decode(pa.array([one(a=far), one(a=near)], pa.binary()))
+    decoded = sl.values.Arrow().decode(pa.array([one(a=far), one(a=near)], pa.binary()))
     assert [bad["reason"] for bad in decoded.bad.to_pylist()] == ["The field 'a[]' is outside of the years 1 to 9999."]
 
 
 def test_a_value_with_wide_empty_bytes_does_not_make_all_other_rows_as_wide() -> None:
-    codec = sl.Arrow()
+    codec = sl.values.Arrow()
     sink = pa.BufferOutputStream()
     wide = pa.record_batch({"wide": pa.array([b"x" * 100_000], pa.binary(100_000))})
     with pa.ipc.new_stream(sink, wide.schema) as writer:
@@ -124,5 +124,5 @@ def test_a_value_with_wide_empty_bytes_does_not_make_all_other_rows_as_wide() ->
     assert decoded.columns.nbytes < 100_000
     assert "3,125 new fields" in decoded.bad.column("reason")[0].as_py()
     hashes = pa.record_batch({"hash": pa.array([b"x" * 64], pa.binary(64))})
-    assert sl.Arrow(max_columns=2).decode(sl.Arrow().encode(hashes)).bad.num_rows == 0
-    assert sl.Arrow(max_columns=1).decode(sl.Arrow().encode(hashes)).bad.num_rows == 1
+    assert sl.values.Arrow(max_columns=2).decode(sl.values.Arrow().encode(hashes)).bad.num_rows == 0
+    assert sl.values.Arrow(max_columns=1).decode(sl.values.Arrow().encode(hashes)).bad.num_rows == 1

@@ -43,16 +43,16 @@ def record() -> bytes:
     return sink.getvalue()
 
 
-def reasons(codec: sl.Avro, *values: bytes) -> list[str]:
+def reasons(codec: sl.values.Avro, *values: bytes) -> list[str]:
     return sl_decode(codec, values).bad.column("reason").to_pylist()
 
 
-def sl_decode(codec: sl.Avro, values: tuple[bytes, ...]) -> sl.values.Decoded:
+def sl_decode(codec: sl.values.Avro, values: tuple[bytes, ...]) -> sl.values.Decoded:
     return codec.decode(pa.array(values, pa.binary()))
 
 
 def test_a_record_that_ends_within_a_field_that_is_skipped_is_bad() -> None:
-    codec = sl.Avro(READ, registry={1: WRITTEN, 2: READ}, schema_id=2)
+    codec = sl.values.Avro(READ, registry={1: WRITTEN, 2: READ}, schema_id=2)
     framed, good = b"\0\0\0\0\x01", record()
     assert sl_decode(codec, (framed + good,)).columns.to_pylist() == [{"id": -(2**63)}]
     cut = [framed + good[:size] for size in range(len(good))]
@@ -64,14 +64,14 @@ def test_a_record_that_ends_within_a_field_that_is_skipped_is_bad() -> None:
     "number", [b"\x80" * 9 + b"\x02", b"\x80" * 9 + b"\x7f", b"\x80" * 10 + b"\0", b"\xff" * 12 + b"\x01"]
 )
 def test_a_number_of_more_than_64_bits_is_bad(number: bytes) -> None:
-    codec = sl.Avro(READ)
+    codec = sl.values.Avro(READ)
     assert reasons(codec, number) == ["It has a number of more than 64 bits."]
     longest = sl_decode(codec, (b"\xff" * 9 + b"\x01", b"\xfe" + b"\xff" * 8 + b"\x01")).columns
     assert longest.column("id").to_pylist() == [-(2**63), 2**63 - 1]
 
 
 def test_a_length_of_more_than_64_bits_is_bad_inside_of_a_record_with_every_type() -> None:
-    codec = sl.Avro(WRITTEN)
+    codec = sl.values.Avro(WRITTEN)
     good = record()
     assert sl_decode(codec, (good,)).columns.to_pylist()[0]["note"] == "é" * 40
     length = bytes([len(ROW["raw"]) * 2])

@@ -55,7 +55,7 @@ GOOD: dict[str, Any] = {
 
 class TestJson(CodecContract):
     def codec(self) -> Codec:
-        return sl.Json(SCHEMA)
+        return sl.values.Json(SCHEMA)
 
     def bad_values(self) -> Sequence[bytes]:
         return [b"", b"[]", b'{"id":1.5}', b'{"price":"1.001"}', b'{"lines":[{"count":2147483648}]}', b"{}{}"]
@@ -66,7 +66,7 @@ class TestJson(CodecContract):
 
 class TestMessagePack(CodecContract):
     def codec(self) -> Codec:
-        return sl.MessagePack(SCHEMA)
+        return sl.values.MessagePack(SCHEMA)
 
     def bad_values(self) -> Sequence[bytes]:
         long_list = b"\x81\xa5lines\xdd\xff\xff\xff\xff"
@@ -78,7 +78,7 @@ class TestMessagePack(CodecContract):
 
 class TestAvro(CodecContract):
     def codec(self) -> Codec:
-        return sl.Avro(SCHEMA)
+        return sl.values.Avro(SCHEMA)
 
     def bad_values(self) -> Sequence[bytes]:
         good = self.codec().encode_one({})
@@ -91,8 +91,8 @@ class TestAvro(CodecContract):
 
 class TestAvroWithRegistry(TestAvro):
     def codec(self) -> Codec:
-        text = sl.Avro(SCHEMA)._text
-        return sl.Avro(registry={9: text}, schema_id=9)
+        text = sl.values.Avro(SCHEMA)._text
+        return sl.values.Avro(registry={9: text}, schema_id=9)
 
     def bad_values(self) -> Sequence[bytes]:
         good = self.codec().encode_one({})
@@ -101,7 +101,7 @@ class TestAvroWithRegistry(TestAvro):
 
 class TestProtobuf(CodecContract):
     def codec(self) -> Codec:
-        return sl.Protobuf(order_files(), "shop.Order")
+        return sl.values.Protobuf(order_files(), "shop.Order")
 
     def bad_values(self) -> Sequence[bytes]:
         return [b"\x08", b"\xff", b"\x3a\x02\xff\xff", b"\x3a\xff\xff\xff\xff\x0f", b"\xb2\x01\x01\x08"]
@@ -114,7 +114,7 @@ class TestProtobufOfPlainFields(CodecContract):
     always_null = False
 
     def codec(self) -> Codec:
-        return sl.Protobuf(order_files(), "shop.Plain")
+        return sl.values.Protobuf(order_files(), "shop.Plain")
 
     def bad_values(self) -> Sequence[bytes]:
         return [b"\x08", b"\x1a\x02\x0a\x05"]
@@ -131,14 +131,14 @@ class TestProtobufOfPlainFields(CodecContract):
 
 class TestArrow(CodecContract):
     def codec(self) -> Codec:
-        return sl.Arrow(SCHEMA)
+        return sl.values.Arrow(SCHEMA)
 
     def bad_values(self) -> Sequence[bytes]:
         good = self.codec().encode_one(GOOD)
         two = pa.BufferOutputStream()
         with pa.ipc.new_stream(two, SCHEMA) as writer:
             writer.write_batch(pa.RecordBatch.from_pylist([{}, {}], schema=SCHEMA))
-        other = sl.Arrow().encode_one({"id": "text"})
+        other = sl.values.Arrow().encode_one({"id": "text"})
         return [b"", good[: len(good) // 2], good + b"x", bytes(two.getvalue()), other]
 
     def good_row(self) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class TestArrow(CodecContract):
 
 
 def test_values_of_several_schemas_are_one_batch_of_all_their_columns() -> None:
-    codec = sl.Arrow()
+    codec = sl.values.Arrow()
     rows = [{"a": 1}, {"b": "x"}, {"a": 2, "b": "y"}]
     decoded = codec.decode(pa.array([*map(codec.encode_one, rows), codec.encode_one({"a": "text"})], pa.binary()))
     assert decoded.columns.to_pylist() == [{"a": None, "b": None} | row for row in (*rows, {})]
@@ -159,8 +159,8 @@ NEW = '{"type":"record","name":"O","fields":[{"name":"id","type":"long"},{"name"
 
 def test_records_of_an_older_schema_are_resolved_to_the_readers() -> None:
     registry = {1: OLD, 2: NEW}
-    old = sl.Avro(registry=registry, schema_id=1).encode_one({"id": 1, "gone": "g"})
-    new = sl.Avro(registry=registry, schema_id=2)
+    old = sl.values.Avro(registry=registry, schema_id=1).encode_one({"id": 1, "gone": "g"})
+    new = sl.values.Avro(registry=registry, schema_id=2)
     decoded = new.decode(pa.array([old, new.encode_one({"id": 2, "new": "n"})], pa.binary()))
     assert decoded.bad.num_rows == 0
     assert decoded.columns.to_pylist() == [{"id": 1, "new": "-"}, {"id": 2, "new": "n"}]
@@ -190,7 +190,7 @@ def test_records_of_a_schema_that_cannot_be_read_are_bad(written: Any, record: b
     own = _record({"type": "long", "logicalType": "timestamp-micros"})
     if says in ("recursive", "without bytes"):
         own = _record("long")
-    codec = sl.Avro(own, registry={1: json.dumps(written)})
+    codec = sl.values.Avro(own, registry={1: json.dumps(written)})
     decoded = codec.decode(pa.array([b"\0\0\0\0\1" + record, None], pa.binary()))
     assert decoded.bad.column("row").to_pylist() == [0]
     assert says in decoded.bad.column("reason")[0].as_py()
@@ -198,14 +198,14 @@ def test_records_of_a_schema_that_cannot_be_read_are_bad(written: Any, record: b
 
 def test_encoding_for_a_registry_needs_the_id() -> None:
     with pytest.raises(InvalidInput, match="schema_id"):
-        sl.Avro(NEW, registry={2: NEW}).encode_one({"id": 1, "new": "n"})
+        sl.values.Avro(NEW, registry={2: NEW}).encode_one({"id": 1, "new": "n"})
     with pytest.raises(InvalidInput, match="needs a schema"):
-        sl.Avro()
+        sl.values.Avro()
 
 
 def test_null_in_a_field_that_may_not_be_null_is_refused() -> None:
     with pytest.raises(InvalidInput, match="cannot be encoded as avro"):
-        sl.Avro(NEW).encode_one({"id": 1})
+        sl.values.Avro(NEW).encode_one({"id": 1})
 
 
 class _Registry(http.server.BaseHTTPRequestHandler):
@@ -238,7 +238,7 @@ def registry() -> Iterator[tuple[str, type[_Registry]]]:
 
 def test_a_registry_is_asked_for_each_schema_once(registry: tuple[str, type[_Registry]]) -> None:
     url, handler = registry
-    codec = sl.Avro(registry=url, schema_id=2)
+    codec = sl.values.Avro(registry=url, schema_id=2)
     good = codec.encode_one({"id": 1, "new": "n"})
     unknown = b"\0\0\0\0\x07\x02"
     for _ in range(2):
@@ -249,7 +249,7 @@ def test_a_registry_is_asked_for_each_schema_once(registry: tuple[str, type[_Reg
 
 def test_a_registry_that_does_not_answer_makes_no_bad_rows(registry: tuple[str, type[_Registry]]) -> None:
     url, handler = registry
-    codec = sl.Avro(NEW, registry=url, schema_id=2)
+    codec = sl.values.Avro(NEW, registry=url, schema_id=2)
     good = pa.array([codec.encode_one({"id": 1, "new": "n"})], pa.binary())
     handler.status = 503
     with pytest.raises(TransientStorageError, match="HTTP status 503"):
@@ -259,20 +259,20 @@ def test_a_registry_that_does_not_answer_makes_no_bad_rows(registry: tuple[str, 
 
 
 def test_a_generated_class_is_a_descriptor() -> None:
-    codec = sl.Protobuf(Timestamp)
+    codec = sl.values.Protobuf(Timestamp)
     assert codec.schema.equals(pa.schema({"seconds": pa.int64(), "nanos": pa.int32()}))
     assert codec.encode_one({"seconds": 5}) == Timestamp(seconds=5).SerializeToString()
 
 
 def test_an_enum_value_of_a_newer_writer_is_its_number() -> None:
-    codec = sl.Protobuf(order_files(), "shop.Plain")
+    codec = sl.values.Protobuf(order_files(), "shop.Plain")
     decoded = codec.decode(pa.array([b"\x10\x01", b"\x10\x63"], pa.binary()))
     assert decoded.columns.column("state").to_pylist() == ["OPEN", "99"]
     assert codec.encode_one({"state": "99"}) == b"\x10\x63"
 
 
 def test_a_timestamp_out_of_range_is_bad() -> None:
-    codec = sl.Protobuf(order_files(), "shop.Order")
+    codec = sl.values.Protobuf(order_files(), "shop.Order")
     far = b"\xa2\x01\x0a\x08" + b"\xff" * 8 + b"\x7f"
     assert codec.decode(pa.array([far], pa.binary())).bad.column("row").to_pylist() == [0]
 
@@ -280,18 +280,18 @@ def test_a_timestamp_out_of_range_is_bad() -> None:
 @pytest.mark.parametrize(("files", "message"), [(order_files(), "shop.Endless"), (order_files(), "x"), (b"\xff", "x")])
 def test_what_has_no_columns_is_refused(files: bytes, message: str) -> None:
     with pytest.raises(SchemaRefused):
-        sl.Protobuf(files, message)
+        sl.values.Protobuf(files, message)
 
 
 def test_numbers_that_json_lacks_are_kept_by_messagepack() -> None:
-    codec = sl.MessagePack(pa.schema({"f": pa.float32(), "g": pa.float64()}))
+    codec = sl.values.MessagePack(pa.schema({"f": pa.float32(), "g": pa.float64()}))
     batch = pa.record_batch({"f": pa.array([float("inf")], pa.float32()), "g": pa.array([float("-inf")])})
     assert codec.decode(codec.encode(batch)).columns.equals(batch)
-    wide = sl.MessagePack(pa.schema({"f": pa.float64()})).encode_one({"f": 1e300})
+    wide = sl.values.MessagePack(pa.schema({"f": pa.float64()})).encode_one({"f": 1e300})
     assert codec.decode(pa.array([wide], pa.binary())).bad.num_rows == 1
 
 
-@pytest.mark.parametrize("make", some([sl.Json, sl.MessagePack], 1))
+@pytest.mark.parametrize("make", some([sl.values.Json, sl.values.MessagePack], 1))
 def test_rows_of_every_schema_come_back_as_they_were(make: Callable[[pa.Schema], Codec]) -> None:
     @settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(schemas().flatmap(lambda schema: st.tuples(st.just(schema), st.lists(row_strategy(schema), max_size=3))))
@@ -305,7 +305,7 @@ def test_rows_of_every_schema_come_back_as_they_were(make: Callable[[pa.Schema],
     check()
 
 
-@pytest.mark.parametrize("make", [sl.Json, sl.MessagePack, sl.Avro, sl.Arrow])
+@pytest.mark.parametrize("make", [sl.values.Json, sl.values.MessagePack, sl.values.Avro, sl.values.Arrow])
 @pytest.mark.parametrize("wrap", [lambda kind: kind, pa.list_], ids=["plain", "list"])
 def test_dates_are_of_the_years_1_to_9999(make: Any, wrap: Any) -> None:
     kind = wrap(pa.date32())

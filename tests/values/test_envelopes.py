@@ -19,7 +19,7 @@ PUT, DELETE = sl.Op.PUT, sl.Op.DELETE
 
 class TestDebezium(CodecContract):
     def codec(self) -> Codec:
-        return sl.values.Debezium(sl.Json(ROW))
+        return sl.values.Debezium(sl.values.Json(ROW))
 
     def bad_values(self) -> Sequence[bytes]:
         return [b"", b"{}", b'{"op":"t"}', b'{"op":"c"}', b'{"op":"c","after":{"id":"x"}}', b'{"payload":{"op":"u"}}']
@@ -30,7 +30,7 @@ class TestDebezium(CodecContract):
 
 class TestBeforeAfter(CodecContract):
     def codec(self) -> Codec:
-        return sl.values.BeforeAfter(sl.MessagePack(ROW))
+        return sl.values.BeforeAfter(sl.values.MessagePack(ROW))
 
     def bad_values(self) -> Sequence[bytes]:
         return [b"", b"\x80", b"\x81\xa5after\x01"]
@@ -49,7 +49,7 @@ def test_every_event_of_debezium_gives_its_operation_and_its_row(wrap: bytes) ->
         b'{"op":"d"}',
     ]
     values = pa.array([*(wrap % event for event in events), None], pa.binary())
-    decoded = sl.values.Debezium(sl.Json(ROW)).decode(values)
+    decoded = sl.values.Debezium(sl.values.Json(ROW)).decode(values)
     assert decoded.bad.num_rows == 0
     assert decoded.op.to_pylist() == [PUT, PUT, PUT, DELETE, DELETE, DELETE]
     assert decoded.op.type == pa.int8()
@@ -65,7 +65,7 @@ def test_every_event_of_debezium_gives_its_operation_and_its_row(wrap: bytes) ->
 
 def test_a_bad_event_has_neither_row_nor_operation() -> None:
     events = [b'{"op":"c","after":{"id":1}}', b'{"op":"m","after":{"id":2}}', b'{"op":"d","before":{"id":3}}']
-    decoded = sl.values.Debezium(sl.Json(ROW)).decode(pa.array(events, pa.binary()))
+    decoded = sl.values.Debezium(sl.values.Json(ROW)).decode(pa.array(events, pa.binary()))
     assert decoded.bad.column("row").to_pylist() == [1]
     assert decoded.op.to_pylist() == [PUT, None, DELETE]
     assert decoded.columns.column("id").to_pylist() == [1, None, 3]
@@ -82,7 +82,7 @@ def test_an_avro_codec_of_whole_events_is_taken_as_it_is() -> None:
             {"name": "op", "type": "string"},
         ],
     }
-    events = sl.Avro(event)
+    events = sl.values.Avro(event)
     values = [
         events.encode_one({"op": "c", "after": {"id": 1}}),
         events.encode_one({"op": "d", "before": {"id": 1}}),
@@ -93,11 +93,11 @@ def test_an_avro_codec_of_whole_events_is_taken_as_it_is() -> None:
 
 def test_before_without_after_is_a_delete() -> None:
     events = [b'{"before":{"id":1},"after":{"id":2}}', b'{"before":{"id":3}}', b'{"after":{"id":4}}', None]
-    decoded = sl.values.BeforeAfter(sl.Json(ROW)).decode(pa.array(events, pa.binary()))
+    decoded = sl.values.BeforeAfter(sl.values.Json(ROW)).decode(pa.array(events, pa.binary()))
     assert decoded.op.to_pylist() == [PUT, DELETE, PUT, DELETE]
     assert decoded.columns.column("id").to_pylist() == [2, 3, 4, None]
 
 
 def test_a_codec_that_has_no_events_is_refused() -> None:
     with pytest.raises(SchemaRefused, match="Debezium takes a codec of rows"):
-        sl.values.Debezium(sl.Raw())
+        sl.values.Debezium(sl.values.Raw())

@@ -58,7 +58,7 @@ def binary(*values: bytes | None) -> pa.Array:
 
 
 def test_every_type_comes_back_as_it_was() -> None:
-    codec = sl.Json(WIDE)
+    codec = sl.values.Json(WIDE)
     rows = [FULL, {}, {"l": [], "m": [], "st": {"q": None, "z": None}}]
     batch = pa.RecordBatch.from_pylist(rows, schema=codec.schema)
     for part in (batch, batch.slice(1), batch.slice(0, 0)):
@@ -108,7 +108,7 @@ BAD = {
 
 @pytest.mark.parametrize("value", BAD.values(), ids=BAD)
 def test_a_bad_row_is_named_and_null_and_its_neighbours_are_untouched(value: bytes) -> None:
-    decoded = sl.Json(WIDE).decode(binary(b'{"i":1,"x":1}', None, value, b'{"i":2,"l":[{"a":1}]}'))
+    decoded = sl.values.Json(WIDE).decode(binary(b'{"i":1,"x":1}', None, value, b'{"i":2,"l":[{"a":1}]}'))
     assert decoded.bad.column("row").to_pylist() == [2]
     assert decoded.bad.column("reason")[0].as_py().endswith(".")
     assert decoded.columns.column("i").to_pylist() == [1, None, None, 2]
@@ -120,7 +120,7 @@ def test_bad_rows_are_exact_over_many_rows_whatever_kind_they_are() -> None:
     count = 10_000
     wrong = {7: b"x", 4095: b'{"x":"1.001"}', 4096: b'{"i":1.5}', 4097: b'{"m":{"a":1e99}}', count - 1: b""}
     values = [wrong.get(row, None if row % 5 == 0 else b'{"i":%d,"x":"1.5"}' % row) for row in range(count)]
-    decoded = sl.Json(WIDE).decode(binary(*values))
+    decoded = sl.values.Json(WIDE).decode(binary(*values))
     assert decoded.bad.column("row").to_pylist() == sorted(wrong)
     assert decoded.columns.column("i").to_pylist() == [
         None if row % 5 == 0 or row in wrong else row for row in range(count)
@@ -129,17 +129,17 @@ def test_bad_rows_are_exact_over_many_rows_whatever_kind_they_are() -> None:
 
 def test_values_that_join_to_valid_json_are_still_bad_each() -> None:
     values = [b'{"l":[{}', b"{}]}", b"{},{}", b'{"s":"', b'"}']
-    assert sl.Json(WIDE).decode(binary(*values)).bad.column("row").to_pylist() == [0, 1, 2, 3, 4]
+    assert sl.values.Json(WIDE).decode(binary(*values)).bad.column("row").to_pylist() == [0, 1, 2, 3, 4]
 
 
 def test_unknown_fields_are_skipped_and_of_a_field_that_is_there_twice_the_last_counts() -> None:
-    decoded = sl.Json(WIDE).decode(binary(b' {"i":1,"new":{"deep":[1,{}]},"i":2} '))
+    decoded = sl.values.Json(WIDE).decode(binary(b' {"i":1,"new":{"deep":[1,{}]},"i":2} '))
     assert decoded.bad.num_rows == 0
     assert decoded.columns.column("i").to_pylist() == [2]
 
 
 def test_digits_finer_than_the_unit_are_cut_off() -> None:
-    codec = sl.Json(pa.schema({"s": pa.timestamp("s", tz="UTC"), "us": pa.timestamp("us", tz="UTC")}))
+    codec = sl.values.Json(pa.schema({"s": pa.timestamp("s", tz="UTC"), "us": pa.timestamp("us", tz="UTC")}))
     text = b'{"s":"1969-12-31T23:59:58.999999999Z","us":"2020-01-01T01:00:00.123456789+01:00"}'
     far = b'{"s":"9999-12-31T23:59:59.5Z"}'
     decoded = codec.decode(binary(text, far))
@@ -155,24 +155,24 @@ def test_digits_finer_than_the_unit_are_cut_off() -> None:
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.null()])
 def test_null_values_are_rows_of_nulls_in_every_type_of_array(kind: pa.DataType) -> None:
-    decoded = sl.Json(WIDE).decode(pa.nulls(3, kind))
+    decoded = sl.values.Json(WIDE).decode(pa.nulls(3, kind))
     assert decoded.bad.num_rows == 0
     assert decoded.columns.equals(pa.RecordBatch.from_pylist([{}, {}, {}], schema=WIDE))
-    assert sl.Json(WIDE).decode(pa.nulls(0, kind)).columns.num_rows == 0
+    assert sl.values.Json(WIDE).decode(pa.nulls(0, kind)).columns.num_rows == 0
 
 
-@pytest.mark.parametrize("codec", [sl.Json(WIDE), sl.Raw()])
+@pytest.mark.parametrize("codec", [sl.values.Json(WIDE), sl.values.Raw()])
 def test_an_array_that_is_not_of_bytes_is_refused(codec: sl.values.Codec) -> None:
     with pytest.raises(InvalidInput, match="not int64"):
         codec.decode(pa.array([1]))
 
 
 def test_a_codec_travels_and_equals_its_copy() -> None:
-    codec = sl.Json(WIDE)
+    codec = sl.values.Json(WIDE)
     copy = pickle.loads(pickle.dumps(codec))
     assert copy == codec
     assert hash(copy) == hash(codec)
-    assert copy != sl.Json(pa.schema({"i": pa.int32()}))
+    assert copy != sl.values.Json(pa.schema({"i": pa.int32()}))
     assert isinstance(codec, sl.values.Codec)
 
 
@@ -189,12 +189,12 @@ class Order(msgspec.Struct, rename="camel"):
 
 
 def test_one_value_may_be_a_mapping_a_dataclass_or_a_struct() -> None:
-    codec = sl.Json(Order)
+    codec = sl.values.Json(Order)
     order = Order(7, [Line("a", 2)], dt.datetime(2020, 1, 1, tzinfo=UTC))
     encoded = codec.encode_one(order)
     assert encoded == b'{"orderId":7,"lines":[{"sku":"a","count":2}],"paidAt":"2020-01-01T00:00:00Z"}'
     assert codec.encode_one({"orderId": 7, "lines": [Line("a", 2)], "paidAt": order.paid_at}) == encoded
-    assert sl.Json(Line).encode_one(Line("a", 2)) == b'{"sku":"a","count":2}'
+    assert sl.values.Json(Line).encode_one(Line("a", 2)) == b'{"sku":"a","count":2}'
 
 
 @pytest.mark.parametrize(
@@ -215,16 +215,16 @@ def test_one_value_may_be_a_mapping_a_dataclass_or_a_struct() -> None:
 )
 def test_a_value_that_would_be_a_bad_row_is_refused_when_it_is_encoded(value: object) -> None:
     with pytest.raises(InvalidInput, match="does not fit the schema"):
-        sl.Json(WIDE).encode_one(value)
+        sl.values.Json(WIDE).encode_one(value)
 
 
 @pytest.mark.parametrize("column", ["f", "g"])
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 def test_numbers_that_json_does_not_have_are_refused(column: str, number: float) -> None:
     with pytest.raises(InvalidInput, match=f"'{column}' holds a NaN or an infinity"):
-        sl.Json(WIDE).encode(pa.table({column: pa.array([number], WIDE.field(column).type)}))
+        sl.values.Json(WIDE).encode(pa.table({column: pa.array([number], WIDE.field(column).type)}))
 
 
 def test_a_column_that_the_schema_does_not_have_is_refused() -> None:
     with pytest.raises(SchemaRefused, match="'typo' is not in the schema"):
-        sl.Json(WIDE).encode(pa.table({"typo": [1]}))
+        sl.values.Json(WIDE).encode(pa.table({"typo": [1]}))

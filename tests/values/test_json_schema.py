@@ -109,7 +109,7 @@ def bad(codec: Any, *rows: Any) -> list[int]:
 def test_a_constraint_is_enforced_by_decoding_and_by_encoding(
     field: dict[str, Any], good: list[Any], wrong: list[Any]
 ) -> None:
-    codec = codec_of(with_version((), sl.Json(values(field)), "x")[0], "x")  # as a log gives it
+    codec = codec_of(with_version((), sl.values.Json(values(field)), "x")[0], "x")  # as a log gives it
     rows = [{"id": 1, "x": value} for value in [*good, *wrong]]
     assert bad(codec, *rows) == list(range(len(good), len(rows)))
     assert bad(codec, *(json.loads(codec.encode_one(row)) for row in rows[: len(good)])) == []
@@ -119,7 +119,7 @@ def test_a_constraint_is_enforced_by_decoding_and_by_encoding(
 
 
 def test_a_missing_field_is_named_when_it_is_required() -> None:
-    codec = sl.Json(values(TEXT, required=["id", "x"]))
+    codec = sl.values.Json(values(TEXT, required=["id", "x"]))
     decoded = codec.decode(pa.array([b'{"id":1}', b'{"id":1,"x":null}', None], pa.binary()))
     assert decoded.bad.to_pylist() == [
         {"row": 0, "reason": "Object missing required field `x`."},
@@ -128,7 +128,7 @@ def test_a_missing_field_is_named_when_it_is_required() -> None:
 
 
 def test_columns_that_violate_a_constraint_are_not_encoded() -> None:
-    codec = sl.Json(values({**TEXT, "pattern": "^a"}, required=["id"]))
+    codec = sl.values.Json(values({**TEXT, "pattern": "^a"}, required=["id"]))
     good = pa.table({"id": [1, 2], "x": ["a", None]})
     assert codec.encode(good).to_pylist() == [b'{"id":1,"x":"a"}', b'{"id":2,"x":null}']
     for wrong in ({"id": [1, None]}, {"x": ["a", "a"]}, {"id": [1, 2], "x": ["a", "b"]}):
@@ -137,20 +137,20 @@ def test_columns_that_violate_a_constraint_are_not_encoded() -> None:
 
 
 def test_a_hostile_value_does_not_make_a_pattern_slow() -> None:
-    codec = sl.Json(values({**TEXT, "pattern": "^(a+)+$"}))
+    codec = sl.values.Json(values({**TEXT, "pattern": "^(a+)+$"}))
     assert bad(codec, {"x": "a" * 100_000 + "b"}) == [0]  # exponential for a pattern that backtracks
 
 
 def test_messagepack_enforces_the_same() -> None:
-    codec = codec_of(as_version(sl.MessagePack(values({**NUMBER, "minimum": 0}, required=["id"]))), "x")
-    plain = sl.MessagePack(values(NUMBER))
+    codec = codec_of(as_version(sl.values.MessagePack(values({**NUMBER, "minimum": 0}, required=["id"]))), "x")
+    plain = sl.values.MessagePack(values(NUMBER))
     rows = [{"id": 1, "x": 1.0}, {"x": 1.0}, {"id": 1, "x": -1.0}, {"id": 1, "x": float("nan")}]
     encoded = pa.array([plain.encode_one(row) for row in rows], pa.binary())
     assert codec.decode(encoded).bad.column("row").to_pylist() == [1, 2, 3]
 
 
 def test_a_change_event_is_held_to_the_constraints_of_the_row_that_it_puts() -> None:
-    codec = sl.values.Debezium(sl.Json(values({**TEXT, "minLength": 1}, required=["id", "x"])))
+    codec = sl.values.Debezium(sl.values.Json(values({**TEXT, "minLength": 1}, required=["id", "x"])))
     again = codec_of(as_version(codec), "x")
     assert again == codec
     events = [
@@ -165,20 +165,22 @@ def test_a_change_event_is_held_to_the_constraints_of_the_row_that_it_puts() -> 
 @pytest.mark.parametrize(("keyword", "field"), REFUSED, ids=str)
 def test_a_new_log_refuses_a_keyword_that_is_not_enforced_and_names_it(keyword: str, field: dict[str, Any]) -> None:
     with pytest.raises(SchemaRefused, match=rf"'{keyword.replace('$', '[$]')}' of the field 'x'"):
-        with_version((), sl.Json(values(field)), "x")
+        with_version((), sl.values.Json(values(field)), "x")
 
 
 @pytest.mark.parametrize("keyword", ANNOTATIONS)
 def test_annotations_are_allowed(keyword: str) -> None:
-    codec = sl.Json(values({**TEXT, keyword: ANNOTATIONS[keyword]}))
+    codec = sl.values.Json(values({**TEXT, keyword: ANNOTATIONS[keyword]}))
     assert with_version((), codec, "x")[0].format == "json"
 
 
-@pytest.mark.parametrize("make", [sl.Avro, sl.Arrow, lambda schema: sl.values.Debezium(sl.Avro(schema))])
+@pytest.mark.parametrize(
+    "make", [sl.values.Avro, sl.values.Arrow, lambda schema: sl.values.Debezium(sl.values.Avro(schema))]
+)
 def test_a_codec_without_constraints_refuses_all_of_them(make: Any) -> None:
     row = values({**TEXT, "minLength": 1})
     event = {"properties": {"before": row, "after": row, "op": TEXT}}
-    schema = row if make in (sl.Avro, sl.Arrow) else event
+    schema = row if make in (sl.values.Avro, sl.values.Arrow) else event
     with pytest.raises(SchemaRefused, match=r"'minLength' of the field '(before\.)?x'"):
         with_version((), make({**schema, "$defs": row["$defs"]}), "x")
     closed = {**STRUCT, "additionalProperties": False}
@@ -186,22 +188,22 @@ def test_a_codec_without_constraints_refuses_all_of_them(make: Any) -> None:
 
 
 def test_equal_constraints_are_one_format_and_travel_with_the_codec() -> None:
-    one = sl.Json(values({**INTEGER, "exclusiveMinimum": 0, "format": "int32"}, required=["x", "id"]))
-    other = sl.Json(values({**INTEGER, "minimum": 1, "format": "int32", "title": "X"}, required=["id", "x"]))
-    assert one == other != sl.Json(values({**INTEGER, "format": "int32"}))
+    one = sl.values.Json(values({**INTEGER, "exclusiveMinimum": 0, "format": "int32"}, required=["x", "id"]))
+    other = sl.values.Json(values({**INTEGER, "minimum": 1, "format": "int32", "title": "X"}, required=["id", "x"]))
+    assert one == other != sl.values.Json(values({**INTEGER, "format": "int32"}))
     assert as_version(one).is_same_format(as_version(other))
     assert pickle.loads(pickle.dumps(one)) == one
     assert bad(pickle.loads(pickle.dumps(one)), {"id": 1, "x": 0}) == [0]
 
 
 def test_a_log_without_constraints_is_recorded_as_ever() -> None:
-    version = as_version(sl.Json(values(TEXT)))
+    version = as_version(sl.values.Json(values(TEXT)))
     assert version.format == "json"
     assert set(json.loads(version.schema)) == {"fields"}
 
 
 def test_recorded_constraints_that_are_unknown_or_damaged_are_told_apart() -> None:
-    version = as_version(sl.Json(values({**LIST, "minItems": 1}, required=["id"])))
+    version = as_version(sl.values.Json(values({**LIST, "minItems": 1}, required=["id"])))
     [again] = read_versions(json.loads(json.dumps(version_fields([version]))))
     assert again == version
     assert version.format == "json+constraints"  # which a release without constraints does not know
@@ -242,27 +244,27 @@ LOOSER: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("strict", "loose"), LOOSER, ids=str)
 def test_a_log_takes_looser_constraints_and_refuses_tighter_ones(strict: Any, loose: Any) -> None:
-    versions = with_version((), sl.Json(strict), "x")
-    assert len(with_version(versions, sl.Json(loose), "x")) == 2
+    versions = with_version((), sl.values.Json(strict), "x")
+    assert len(with_version(versions, sl.values.Json(loose), "x")) == 2
     if strict["properties"]["x"].get("format") != "int8":
         with pytest.raises(SchemaRefused, match=r"The new JSON Schema has '\w+' of the .* may violate it"):
-            with_version(with_version((), sl.Json(loose), "x"), sl.Json(strict), "x")
+            with_version(with_version((), sl.values.Json(loose), "x"), sl.values.Json(strict), "x")
 
 
 def test_a_new_field_may_be_constrained_and_not_required() -> None:
-    versions = with_version((), sl.Json(values(TEXT, additionalProperties=False)), "x")
+    versions = with_version((), sl.values.Json(values(TEXT, additionalProperties=False)), "x")
     further = {"id": INTEGER, "x": TEXT, "new": {**STRUCT, "required": ["a"]}}
     wider = {"properties": further, "additionalProperties": False}
-    assert len(with_version(versions, sl.Json(wider), "x")) == 2
+    assert len(with_version(versions, sl.values.Json(wider), "x")) == 2
     with pytest.raises(SchemaRefused, match="'required' of the value"):
-        with_version(versions, sl.Json({**wider, "required": ["new"]}), "x")
+        with_version(versions, sl.values.Json({**wider, "required": ["new"]}), "x")
 
 
 @pytest.mark.parametrize("kind", ["object", "wal"])
 def test_a_log_enforces_its_constraints_at_append_and_at_decode(tmp_path: Path, kind: str) -> None:
     url = f"wal://{tmp_path}/log" if kind == "wal" else f"file://{tmp_path}/log"
     schema = values({**INTEGER, "minimum": 0}, required=["id"])
-    with sl.open(url, create=True, value=sl.Json(schema)) as log, log.producer() as producer:
+    with sl.open(url, create=True, value=sl.values.Json(schema)) as log, log.producer() as producer:
         producer.append(value={"id": 1, "x": 2}).result(10)
         for wrong in ({"x": 2}, {"id": 1, "x": -1}):
             with pytest.raises(InvalidInput, match="does not fit the schema"):
@@ -272,14 +274,14 @@ def test_a_log_enforces_its_constraints_at_append_and_at_decode(tmp_path: Path, 
         assert rows.column("_error").to_pylist() == [None, "Object missing required field `id`."]
         with pytest.raises(BadRecord, match="missing required field `id`"):
             list(read_decoded(log))
-    with sl.open(url, value=sl.Json(schema)) as again:
-        assert again.value == sl.Json(schema)
+    with sl.open(url, value=sl.values.Json(schema)) as again:
+        assert again.value == sl.values.Json(schema)
 
 
 @pytest.mark.parametrize("kind", ["object", "wal"])
 def test_a_log_whose_constraints_an_older_version_ignored_still_opens(tmp_path: Path, kind: str) -> None:
     url = f"wal://{tmp_path}/log" if kind == "wal" else f"file://{tmp_path}/log"
-    strict, plain = sl.Json(values(TEXT, required=["x"])), sl.Json(values(TEXT))
+    strict, plain = sl.values.Json(values(TEXT, required=["x"])), sl.values.Json(values(TEXT))
     sl.open(url, create=True, value=plain).close()  # an older version recorded the same: types only
     with sl.open(url, create=True, value=strict) as log, log.producer() as producer:
         producer.append(value={"id": 1}).result(10)
@@ -304,7 +306,7 @@ def test_a_schema_that_tools_generate_is_taken() -> None:
         "required": ["id", "state", "lines"], "additionalProperties": False, "title": "Order", "type": "object",
     }  # fmt: skip
     assert constrained(json.dumps(schema)).unenforced is None
-    codec = codec_of(with_version((), sl.Json(schema), "x")[0], "x")
+    codec = codec_of(with_version((), sl.values.Json(schema), "x")[0], "x")
     good = {"id": 1, "state": "new", "lines": [{"sku": "a"}]}
     wrong = [{**good, "id": 0}, {**good, "kind": "x"}, {**good, "note": "0123456789"}, {**good, "lines": [{}]}, {}]
     assert bad(codec, good, {**good, "note": None}, *wrong) == [2, 3, 4, 5, 6]

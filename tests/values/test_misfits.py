@@ -106,8 +106,14 @@ def test_a_decimal_is_stored_exactly_or_not_at_all(kind: pa.DataType) -> None:
 @pytest.mark.parametrize(
     ("make", "kind"),
     [
-        *[(make, kind) for make in (sl.Json, sl.MessagePack, sl.Arrow, sl.Avro) for kind in (CENTS, LONG_CENTS)],
-        *[(make, HUNDREDS) for make in (sl.Json, sl.MessagePack, sl.Arrow)],  # Avro has no such decimals
+        *[
+            (make, kind)
+            for make in (sl.values.Json, sl.values.MessagePack, sl.values.Arrow, sl.values.Avro)
+            for kind in (CENTS, LONG_CENTS)
+        ],
+        *[
+            (make, HUNDREDS) for make in (sl.values.Json, sl.values.MessagePack, sl.values.Arrow)
+        ],  # Avro has no such decimals
     ],
 )
 def test_a_decimal_that_ends_the_process_in_arrow_is_refused_before_arrow_sees_it(
@@ -127,7 +133,7 @@ def test_a_time_that_a_table_would_wrap_around_is_a_bad_row(unit: str) -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, far.schema) as writer:
         writer.write_batch(far)
-    assert sl.Arrow().decode(pa.array([bytes(sink.getvalue())], pa.binary())).bad.num_rows == 1
+    assert sl.values.Arrow().decode(pa.array([bytes(sink.getvalue())], pa.binary())).bad.num_rows == 1
     with pytest.raises(pa.ArrowInvalid, match="out of bounds"):
         stored(pa.Table.from_batches([far]))
 
@@ -168,7 +174,7 @@ def test_a_column_of_misfits_is_converted_twice_however_many_there_are(
     monkeypatch.setattr(columns, "convert", counted)
     form = b'{"x":%s}' if wrap is not pa.list_ else b'{"x":[%s]}'
     values = [form % text for text in texts] * 50
-    decoded = sl.Json(pa.schema({"x": wrap(kind)})).decode(pa.array([*values, b"{}"], pa.binary()))
+    decoded = sl.values.Json(pa.schema({"x": wrap(kind)})).decode(pa.array([*values, b"{}"], pa.binary()))
     assert decoded.bad.column("row").to_pylist() == list(range(len(values)))
     assert all("'x" in reason for reason in decoded.bad.column("reason").to_pylist())
     assert len(calls) <= 2
@@ -184,10 +190,10 @@ def test_a_long_list_of_what_only_arrow_refuses_takes_few_conversions(monkeypatc
     monkeypatch.setattr(columns, "convert", counted)
     monkeypatch.setattr(columns, "misfit_of", lambda *_: None)
     values = [b'{"x":[[1,300,7]]}', b'{"x":[[5],[' + b"300," * 2000 + b"1]]}", b"{}", b'{"x":[[6]]}']
-    decoded = sl.Json(pa.schema({"x": pa.list_(pa.list_(pa.float32()))})).decode(pa.array(values, pa.binary()))
+    decoded = sl.values.Json(pa.schema({"x": pa.list_(pa.list_(pa.float32()))})).decode(pa.array(values, pa.binary()))
     assert not decoded.bad.num_rows
     values = [value.replace(b"300", b"3e300") for value in values]
-    decoded = sl.Json(pa.schema({"x": pa.list_(pa.list_(pa.float32()))})).decode(pa.array(values, pa.binary()))
+    decoded = sl.values.Json(pa.schema({"x": pa.list_(pa.list_(pa.float32()))})).decode(pa.array(values, pa.binary()))
     assert decoded.bad.column("row").to_pylist() == [0, 1]
     assert decoded.columns.column("x").to_pylist() == [None, None, None, [[6.0]]]
     assert len(calls) < 50
@@ -197,7 +203,7 @@ def test_digits_finer_than_the_unit_and_far_years_stand_beside_each_other() -> N
     texts = ["2024-01-01T00:00:00.123456789Z", "3000-01-01T00:00:00Z", "1969-12-31T23:59:59.9999999-01:00"]
     values = pa.array([b'{"at":"%s"}' % text.encode() for text in texts], pa.binary())
     for unit, parts in (("s", (0, 0, 0)), ("ms", (123, 0, 999)), ("us", (123_456, 0, 999_999))):
-        decoded = sl.Json(pa.schema({"at": pa.timestamp(unit, "UTC")})).decode(values)
+        decoded = sl.values.Json(pa.schema({"at": pa.timestamp(unit, "UTC")})).decode(values)
         assert decoded.bad.num_rows == 0
         scale = {"s": 1, "ms": 1000, "us": 1_000_000}[unit]
         numbers = decoded.columns.column("at").view(pa.int64()).to_pylist()

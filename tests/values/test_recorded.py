@@ -23,18 +23,18 @@ IDS = pa.schema({"id": pa.int32()})
 AVRO = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "int"}]}
 WITH_NOTE = {**AVRO, "fields": [*AVRO["fields"], {"name": "note", "type": ["null", "string"], "default": None}]}
 CODECS: list[Codec] = [
-    sl.Json(SCHEMA),
-    sl.MessagePack(SCHEMA),
-    sl.Arrow(),
-    sl.Arrow(IDS),
-    sl.Arrow(IDS, max_columns=7, max_name=9),
-    sl.Raw(),
-    sl.Protobuf(order_files(), "shop.Plain"),
-    sl.Avro(AVRO),
-    sl.Avro(AVRO, registry={3: AVRO, 4: json.dumps(WITH_NOTE)}, schema_id=3),
-    sl.Avro(AVRO, registry="https://registry.example:8081", schema_id=1),
-    sl.values.Debezium(sl.Json(IDS)),
-    sl.values.BeforeAfter(sl.MessagePack(IDS)),
+    sl.values.Json(SCHEMA),
+    sl.values.MessagePack(SCHEMA),
+    sl.values.Arrow(),
+    sl.values.Arrow(IDS),
+    sl.values.Arrow(IDS, max_columns=7, max_name=9),
+    sl.values.Raw(),
+    sl.values.Protobuf(order_files(), "shop.Plain"),
+    sl.values.Avro(AVRO),
+    sl.values.Avro(AVRO, registry={3: AVRO, 4: json.dumps(WITH_NOTE)}, schema_id=3),
+    sl.values.Avro(AVRO, registry="https://registry.example:8081", schema_id=1),
+    sl.values.Debezium(sl.values.Json(IDS)),
+    sl.values.BeforeAfter(sl.values.MessagePack(IDS)),
 ]
 
 
@@ -51,16 +51,16 @@ def test_every_codec_comes_back_equal_from_plain_json(codec: Codec) -> None:
 @settings(max_examples=60, deadline=None, database=None)
 @given(schemas())
 def test_every_schema_comes_back_as_it_was(schema: pa.Schema) -> None:
-    codec = sl.Arrow(schema)
+    codec = sl.values.Arrow(schema)
     [version] = read_versions(json.loads(json.dumps(version_fields([as_version(codec)]))))
     assert codec_of(version, "the log").schema.equals(codec.schema, check_metadata=True)
 
 
 def test_a_codec_without_a_schema_is_not_recorded() -> None:
     with pytest.raises(InvalidInput, match=r"Arrow\(\) names no columns.*give it a schema"):
-        with_version((), sl.Arrow(), "x")
-    old = (as_version(sl.Arrow()),)  # as a former release recorded it
-    assert with_version(old, sl.Arrow(IDS), "x")[-1].number == 2
+        with_version((), sl.values.Arrow(), "x")
+    old = (as_version(sl.values.Arrow()),)  # as a former release recorded it
+    assert with_version(old, sl.values.Arrow(IDS), "x")[-1].number == 2
 
 
 def test_a_recorded_time_zone_that_this_machine_lacks_is_no_damage() -> None:
@@ -72,10 +72,10 @@ def test_a_recorded_time_zone_that_this_machine_lacks_is_no_damage() -> None:
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        (sl.Json(IDS), sl.MessagePack(IDS)),
-        (sl.Json(IDS), sl.Json(pa.schema({"name": pa.string()}))),
-        (sl.Json(pa.schema({"id": pa.int64()})), sl.Json(IDS)),
-        (sl.Json(IDS), sl.values.Debezium(sl.Json(IDS))),
+        (sl.values.Json(IDS), sl.values.MessagePack(IDS)),
+        (sl.values.Json(IDS), sl.values.Json(pa.schema({"name": pa.string()}))),
+        (sl.values.Json(pa.schema({"id": pa.int64()})), sl.values.Json(IDS)),
+        (sl.values.Json(IDS), sl.values.Debezium(sl.values.Json(IDS))),
     ],
 )
 def test_a_log_holds_values_of_another_one_only_if_it_can_decode_them(source: Codec, target: Codec) -> None:
@@ -85,24 +85,24 @@ def test_a_log_holds_values_of_another_one_only_if_it_can_decode_them(source: Co
     check_copied(ours, (), "The target")
     check_copied((), theirs, "The target")
     check_copied(ours, (*theirs, *ours), "The target")
-    wider = sl.Json(source.schema.append(pa.field("note", pa.string())))
+    wider = sl.values.Json(source.schema.append(pa.field("note", pa.string())))
     check_copied(ours, with_version((), wider, "t"), "The target")
 
 
 def test_new_fields_and_wider_ones_make_a_new_version_and_the_same_schema_makes_none() -> None:
-    first = with_version((), sl.Json(IDS), "x")
-    assert with_version(first, sl.Json(IDS), "x") == first
-    wider = sl.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))
+    first = with_version((), sl.values.Json(IDS), "x")
+    assert with_version(first, sl.values.Json(IDS), "x") == first
+    wider = sl.values.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))
     both = with_version(first, wider, "x")
     assert [version.number for version in both] == [1, 2]
     assert newest(both, "x") == wider
     assert newest((), "x") is None
-    check_recorded(both, sl.Json(IDS), "x")  # a program of before the change
+    check_recorded(both, sl.values.Json(IDS), "x")  # a program of before the change
     check_recorded(both, None, "x")
     with pytest.raises(InvalidInput, match="use evolve_value"):
-        check_recorded(both, sl.Json(pa.schema({"other": pa.string()})), "x")
+        check_recorded(both, sl.values.Json(pa.schema({"other": pa.string()})), "x")
     with pytest.raises(InvalidInput, match="plain bytes"):
-        check_recorded((), sl.Json(IDS), "x")
+        check_recorded((), sl.values.Json(IDS), "x")
 
 
 def _numbered(number: int, kind: int = descriptor_pb2.FieldDescriptorProto.TYPE_INT32, *, member: str = "A") -> Codec:
@@ -114,21 +114,29 @@ def _numbered(number: int, kind: int = descriptor_pb2.FieldDescriptorProto.TYPE_
     inner = message.nested_type.add(name="Inner")
     inner.field.add(name="a", number=1 if number < 5 else 2, label=1, type=5)
     message.field.add(name="inner", number=10, label=1, type=11, type_name=".n.M.Inner")
-    return sl.Protobuf(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString(), "n.M")
+    return sl.values.Protobuf(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString(), "n.M")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (sl.Json(IDS), sl.Json(pa.schema({"id": pa.string()})), "'id' is int32 in the table"),
-        (sl.Json(IDS), sl.Json(pa.schema({"id": pa.int16()})), "narrower in the new schema"),
-        (sl.Json(IDS), sl.Json(pa.schema({"note": pa.string()})), "'id' is in the values of x and missing"),
-        (sl.Json(IDS), sl.MessagePack(IDS), "another format"),
-        (sl.Raw(), sl.Json(IDS), "another format"),
-        (sl.values.Debezium(sl.Json(IDS)), sl.values.BeforeAfter(sl.Json(IDS)), "another format"),
-        (sl.values.Debezium(sl.Json(IDS)), sl.values.Debezium(sl.MessagePack(IDS)), "another format"),
-        (sl.Avro(AVRO), sl.Avro(WITH_NOTE), "do not name the schema"),
-        (sl.Avro(AVRO, registry={1: AVRO}), sl.Avro(WITH_NOTE, registry={2: WITH_NOTE}), "schema 1 of older values"),
+        (sl.values.Json(IDS), sl.values.Json(pa.schema({"id": pa.string()})), "'id' is int32 in the table"),
+        (sl.values.Json(IDS), sl.values.Json(pa.schema({"id": pa.int16()})), "narrower in the new schema"),
+        (
+            sl.values.Json(IDS),
+            sl.values.Json(pa.schema({"note": pa.string()})),
+            "'id' is in the values of x and missing",
+        ),
+        (sl.values.Json(IDS), sl.values.MessagePack(IDS), "another format"),
+        (sl.values.Raw(), sl.values.Json(IDS), "another format"),
+        (sl.values.Debezium(sl.values.Json(IDS)), sl.values.BeforeAfter(sl.values.Json(IDS)), "another format"),
+        (sl.values.Debezium(sl.values.Json(IDS)), sl.values.Debezium(sl.values.MessagePack(IDS)), "another format"),
+        (sl.values.Avro(AVRO), sl.values.Avro(WITH_NOTE), "do not name the schema"),
+        (
+            sl.values.Avro(AVRO, registry={1: AVRO}),
+            sl.values.Avro(WITH_NOTE, registry={2: WITH_NOTE}),
+            "schema 1 of older values",
+        ),
         (_numbered(1), _numbered(2), "number 1 .varint. in the values and 2"),
         (_numbered(1), _numbered(1, 17), "keep numbers and encodings"),
         (_numbered(1), _numbered(1, member="B"), "lost or renumbered 'A'"),
@@ -151,7 +159,7 @@ def _reordered() -> Codec:
     inner = message.nested_type.add(name="Inner")
     inner.field.add(name="a", number=1, label=1, type=5)
     message.field.add(name="inner", number=10, label=1, type=11, type_name=".n.M.Inner")
-    return sl.Protobuf(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString(), "n.M")
+    return sl.values.Protobuf(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString(), "n.M")
 
 
 def test_a_wider_protobuf_field_is_taken_and_reads_the_older_bytes() -> None:
@@ -162,18 +170,18 @@ def test_a_wider_protobuf_field_is_taken_and_reads_the_older_bytes() -> None:
 
 
 def test_avro_with_a_registry_takes_new_fields_with_defaults_and_reads_the_older_values() -> None:
-    old = sl.Avro(AVRO, registry={1: AVRO}, schema_id=1)
-    new = sl.Avro(WITH_NOTE, registry={1: AVRO, 2: WITH_NOTE}, schema_id=2)
+    old = sl.values.Avro(AVRO, registry={1: AVRO}, schema_id=1)
+    new = sl.values.Avro(WITH_NOTE, registry={1: AVRO, 2: WITH_NOTE}, schema_id=2)
     assert len(with_version(with_version((), old, "x"), new, "x")) == 2
     values = pa.array([old.encode_one({"id": 7}), new.encode_one({"id": 8, "note": "n"})], pa.binary())
     assert new.decode(values).columns.to_pylist() == [{"id": 7, "note": None}, {"id": 8, "note": "n"}]
     bare = {**AVRO, "fields": [*AVRO["fields"], {"name": "note", "type": "string"}]}
     with pytest.raises(SchemaRefused, match="'note' has no default"):
-        with_version(with_version((), old, "x"), sl.Avro(bare, registry={1: AVRO}), "x")
+        with_version(with_version((), old, "x"), sl.values.Avro(bare, registry={1: AVRO}), "x")
 
 
 def test_a_codec_of_the_callers_own_is_not_recorded() -> None:
-    class Own(sl.Raw):
+    class Own(sl.values.Raw):
         name = "own"
 
     class Strange:
@@ -188,7 +196,7 @@ def test_a_codec_of_the_callers_own_is_not_recorded() -> None:
 
 
 def test_credentials_in_a_registrys_address_are_not_recorded() -> None:
-    codec = sl.Avro(AVRO, registry="https://me:secret@registry.example")
+    codec = sl.values.Avro(AVRO, registry="https://me:secret@registry.example")
     with pytest.raises(InvalidInput) as caught:
         as_version(codec)
     assert "secret" not in str(caught.value)
@@ -238,7 +246,9 @@ def test_versions_that_cannot_be_are_damage(values: object) -> None:
         read_versions({"values": values})
 
 
-@pytest.mark.parametrize("wrap", [sl.Json, sl.Arrow, lambda schema: sl.values.Debezium(sl.Json(schema))])
+@pytest.mark.parametrize(
+    "wrap", [sl.values.Json, sl.values.Arrow, lambda schema: sl.values.Debezium(sl.values.Json(schema))]
+)
 def test_a_log_does_not_record_fields_that_no_reader_decodes(wrap: Any) -> None:
     hidden = wrap(pa.schema({"id": pa.int32(), "_x": pa.int64()}))
     for act in (

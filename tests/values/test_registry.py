@@ -98,7 +98,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_given_up_in_time(where: str)
 
 def test_a_redirect_to_another_server_is_not_followed() -> None:
     with serving(schema) as (victim, asked), serving(redirect_to(victim)) as (url, _):
-        codec = sl.Avro(SCHEMA, registry=url, schema_id=2)
+        codec = sl.values.Avro(SCHEMA, registry=url, schema_id=2)
         with pytest.raises(TransientStorageError, match="redirects to another server"):
             codec.decode(VALUE)
         assert asked == []
@@ -106,7 +106,7 @@ def test_a_redirect_to_another_server_is_not_followed() -> None:
 
 def test_a_redirect_of_the_same_server_is_followed() -> None:
     with serving(redirect_to("")) as (url, asked):
-        assert sl.Avro(SCHEMA, registry=url, schema_id=2).decode(VALUE).columns.to_pylist() == [{"id": 1}]
+        assert sl.values.Avro(SCHEMA, registry=url, schema_id=2).decode(VALUE).columns.to_pylist() == [{"id": 1}]
         assert asked == ["/schemas/ids/2", "/moved/schemas/ids/2"]
 
 
@@ -117,13 +117,13 @@ def nothing_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(registries.SETTING, raising=False)
 
 
-def recorded(url: str, monkeypatch: pytest.MonkeyPatch) -> sl.Avro:
+def recorded(url: str, monkeypatch: pytest.MonkeyPatch) -> sl.values.Avro:
     """The codec of a log that names a registry, in another process than the one that recorded it."""
-    version = as_version(sl.Avro(SCHEMA, registry=url, schema_id=2))
+    version = as_version(sl.values.Avro(SCHEMA, registry=url, schema_id=2))
     monkeypatch.setattr(registries, "_named", set())
     _built.cache_clear()
     codec = codec_of(version, "a log")
-    assert isinstance(codec, sl.Avro)
+    assert isinstance(codec, sl.values.Avro)
     return codec
 
 
@@ -151,7 +151,7 @@ def test_a_registry_is_called_if_the_environment_lists_it_or_the_program_names_i
         there = pickle.loads(sent)  # as on an executor, which has another environment
         assert there.decode(VALUE).columns.to_pylist() == [{"id": 1}]
         again = recorded(url, monkeypatch)
-        sl.Avro(SCHEMA, registry=url, schema_id=2)
+        sl.values.Avro(SCHEMA, registry=url, schema_id=2)
         assert again.decode(VALUE).columns.to_pylist() == [{"id": 1}]
         assert len(asked) == 3
 
@@ -159,7 +159,7 @@ def test_a_registry_is_called_if_the_environment_lists_it_or_the_program_names_i
 @pytest.mark.parametrize("url", ["http://[", "http://[::1", "http://127.0.0.1:99999/", "http://127.0.0.1:x/"])
 def test_an_address_that_is_none_is_an_error_and_a_redirect_to_it_no_damage_of_a_value(url: str) -> None:
     with pytest.raises(InvalidInput, match="http://"):
-        sl.Avro(SCHEMA, registry=url)
+        sl.values.Avro(SCHEMA, registry=url)
 
     def answer(handler: http.server.BaseHTTPRequestHandler) -> None:
         handler.send_response(302)
@@ -167,15 +167,15 @@ def test_an_address_that_is_none_is_an_error_and_a_redirect_to_it_no_damage_of_a
         handler.end_headers()
 
     with serving(answer) as (place, _), pytest.raises(TransientStorageError, match="could not be fetched"):
-        sl.Avro(SCHEMA, registry=place).decode(VALUE)
+        sl.values.Avro(SCHEMA, registry=place).decode(VALUE)
 
 
 @pytest.mark.parametrize("text", ["no JSON", "[" * 5000, "\ud800"])
 def test_a_schema_that_cannot_be_read_is_refused_where_a_codec_is_made_of_it(text: str) -> None:
     with pytest.raises(SchemaRefused):
-        sl.Avro(registry={1: text}, schema_id=1)
+        sl.values.Avro(registry={1: text}, schema_id=1)
     with pytest.raises(SchemaRefused, match="not in the registry"):
-        sl.Avro(registry={1: SCHEMA}, schema_id=2)
+        sl.values.Avro(registry={1: SCHEMA}, schema_id=2)
 
 
 def doubling(times: int) -> str:
@@ -200,7 +200,7 @@ def listing(item: str) -> str:
     [(doubling(30), "more than 10,000 parts"), (listing("n.E"), "without bytes"), (listing("E"), "without bytes")],
 )
 def test_a_writers_schema_by_which_no_bytes_are_a_huge_value_makes_a_bad_row(written: str, says: str) -> None:
-    codec = sl.Avro(SCHEMA, registry={1: written})
+    codec = sl.values.Avro(SCHEMA, registry={1: written})
     decoded = codec.decode(pa.array([b"\0\0\0\0\x01" + b"\xfe\xff\xff\xff\x0f\x00\x02"], pa.binary()))
     (reason,) = decoded.bad.column("reason").to_pylist()
     assert says in reason

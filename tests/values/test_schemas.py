@@ -270,13 +270,13 @@ def test_a_required_column_may_not_go_missing() -> None:
 
 
 def test_raw_values_are_one_column_of_bytes() -> None:
-    codec = sl.Raw()
+    codec = sl.values.Raw()
     batch = codec.decode(pa.array([b"a", None], pa.large_binary())).columns
     assert batch.to_pylist() == [{"value": b"a"}, {"value": None}]
     assert codec.encode(batch).to_pylist() == [b"a", None]
     assert codec.encode_one(b"x") == codec.encode_one({"value": b"x"}) == b"x"
     assert codec.decode(pa.nulls(2)).columns.column("value").null_count == 2
-    assert codec == sl.Raw()
+    assert codec == sl.values.Raw()
 
 
 @pytest.mark.parametrize(
@@ -320,9 +320,9 @@ def doubling_protobuf(times: int) -> bytes:
 @pytest.mark.parametrize(
     "codec",
     [
-        lambda times: sl.Avro(doubling_avro(times)),
-        lambda times: sl.Json(doubling_json(times)),
-        lambda times: sl.Protobuf(doubling_protobuf(times), "p.A0"),
+        lambda times: sl.values.Avro(doubling_avro(times)),
+        lambda times: sl.values.Json(doubling_json(times)),
+        lambda times: sl.values.Protobuf(doubling_protobuf(times), "p.A0"),
     ],
     ids=["avro", "json", "protobuf"],
 )

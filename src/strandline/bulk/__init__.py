@@ -1,8 +1,11 @@
-"""Bulk jobs over a whole log or a range of it: the same tasks in threads of this process, or on Spark's executors."""
+"""Bulk jobs over a whole log or a range of it: the same tasks in threads of this process, or on Spark's executors.
+
+Also what follows from a copy of a log: cursors are translated, and tables moved to it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from strandline.lazy_names import lazy
 
@@ -14,12 +17,10 @@ if TYPE_CHECKING:
     from strandline.bulk.loading import load as load
     from strandline.bulk.snapshot_building import build_snapshot as build_snapshot
     from strandline.bulk.verifying import verify as verify
+    from strandline.ingestion.table_move import move_table as move_table
+    from strandline.ingestion.translation import translate_cursor as translate_cursor
     from strandline.log.findings import Verification as Verification
     from strandline.storage.task_pool import TaskPool as TaskPool
     from strandline.storage.task_pool import ThreadPool as ThreadPool
 
-_get, __dir__, __all__ = lazy(__spec__)
-
-
-def __getattr__(name: str) -> Any:
-    return _get(name)
+__getattr__, __dir__, __all__ = lazy(__spec__)

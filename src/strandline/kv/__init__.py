@@ -8,6 +8,7 @@ from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
     from strandline.kv.contract import KeyValue as KeyValue
+    from strandline.kv.contract import Watcher as Watcher
     from strandline.kv.log import LogKeyValue as LogKeyValue
     from strandline.kv.memory import MemoryKeyValue as MemoryKeyValue
     from strandline.kv.nats.bucket import NatsKeyValue as NatsKeyValue

@@ -37,11 +37,11 @@ _SHOWN: Final = 60
 
 _A_LOG: Final = "a Log (sl.open(address) opens one)"
 _DESCRIPTIONS: Final[Mapping[str, str]] = {
-    "Codec": "a Codec such as sl.Json(schema)",
+    "Codec": "a Codec such as sl.values.Json(schema)",
     "Log": _A_LOG,
     "LogReading": _A_LOG,
     "MaintainedTable": "a table's sink (sl.tables.existing(address) gives it)",
-    "Prefix": "a Prefix such as sl.Prefix(b'orders.')",
+    "Prefix": "a Prefix such as sl.kv.Prefix(b'orders.')",
     "RecordBatch": "a pyarrow.RecordBatch (log.producer() appends single records)",
     "Shipper": "a Shipper (log.producer() makes a producer)",
     "Sink": "a Sink such as sl.DeltaSink(path)",

@@ -102,7 +102,7 @@ def with_version(versions: Sequence[ValueVersion], codec: Codec, where: str) -> 
     if not len(codec.schema):
         raise InvalidInput(
             f"The codec {codec!r:.100} names no columns, and readers of a typed log need them: give it a schema, such "
-            "as sl.Arrow(pyarrow.schema(...))."
+            "as sl.values.Arrow(pyarrow.schema(...))."
         )
     wanted = as_version(codec, len(versions) + 1)
     if versions and versions[-1].is_same_format(wanted):

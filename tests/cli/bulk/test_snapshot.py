@@ -26,5 +26,5 @@ def test_a_snapshot_is_sealed_published_and_said(run: Run, log: str, tmp_path: P
     assert "The state at offset 10 was already sealed in" in old
     assert "Nothing was written; the log ends at 11 now: name another folder" in old
     published = sl.snapshots.Artifacts(f"file://{tmp_path}/published")
-    with sl.snapshots.bootstrap(published, tmp_path / "store", sl.AppendLogStore) as store:
+    with sl.snapshots.bootstrap(published, tmp_path / "store", sl.followers.AppendLogStore) as store:
         assert dict(store.range()) == {b"k0": b"v8", b"k1": b"v9", b"k2": b"v6", b"k3": b"v7"}

@@ -254,7 +254,7 @@ def test_no_changes_have_no_versions_and_lack_all_of_the_truth() -> None:
 
 def test_typed_rows_become_the_very_values_that_were_produced() -> None:
     produced = [value for stream in streams(SMALL) for _, value in stream if value is not None]
-    columns = sl.Json(ORDER).decode(pa.array(produced, pa.binary())).columns
+    columns = sl.values.Json(ORDER).decode(pa.array(produced, pa.binary())).columns
     assert values_of(pa.table(columns)).to_pylist() == produced
 
 

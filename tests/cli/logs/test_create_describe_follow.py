@@ -42,7 +42,7 @@ def test_a_log_is_created_once_with_its_retention_and_the_format_of_its_values(
     assert first["retention"] == again["retention"] == "age:7d"
     opened = sl.open(log)
     assert isinstance(opened, sl.log.ObjectLog)
-    assert opened.value == sl.Json(json.dumps(SCHEMA))
+    assert opened.value == sl.values.Json(json.dumps(SCHEMA))
 
 
 @pytest.mark.parametrize("kind", ["avro", "messagepack", "arrow"])

@@ -315,7 +315,9 @@ def test_a_log_is_made_with_the_retention_that_is_asked_for(run: Run, log: str) 
 
 
 def test_tail_decodes_values_as_the_log_names_them_and_shows_those_that_it_cannot(run: Run, log: str) -> None:
-    opened = sl.open(log, create=True, value=sl.Json(pa.schema({"id": pa.int32(), "price": pa.decimal128(5, 2)})))
+    opened = sl.open(
+        log, create=True, value=sl.values.Json(pa.schema({"id": pa.int32(), "price": pa.decimal128(5, 2)}))
+    )
     with opened.producer() as producer:
         producer.append(key=b"a", value={"id": 1, "price": "2.50"})
         producer.append(key=b"b", value=b"\x1b[2Jbad")
@@ -344,7 +346,7 @@ def test_tail_decodes_by_a_schema_where_the_log_names_none(run: Run, log: str, t
 
 def test_decoded_fields_that_json_lacks_are_text_in_their_rows_alone(run: Run, log: str) -> None:
     schema = pa.schema({"share": pa.float64(), "id": pa.int64()})
-    opened = sl.open(log, create=True, value=sl.MessagePack(schema))
+    opened = sl.open(log, create=True, value=sl.values.MessagePack(schema))
     with opened.producer() as producer:
         producer.append_batch(pa.table({"share": [0.5, float("nan"), None], "id": [1, 2, None]}))
     found = [json.loads(line)["value"] for line in run("tail", log, "--decode", "--json").stdout.splitlines()]
@@ -354,7 +356,7 @@ def test_decoded_fields_that_json_lacks_are_text_in_their_rows_alone(run: Run, l
 def test_a_date_of_a_year_that_python_lacks_is_shown_as_the_error_that_it_is(run: Run, log: str) -> None:
     days = pa.array([0, -800_000], pa.int32())
     table = pa.table({"day": days.cast(pa.date32()), "at": pa.array([0, 10**12], pa.timestamp("s"))})
-    with sl.open(log, create=True, value=sl.Arrow(table.schema)).producer() as producer:
+    with sl.open(log, create=True, value=sl.values.Arrow(table.schema)).producer() as producer:
         for row in table.to_batches(1):  # as another program may write it: this one refuses to
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, table.schema) as stream:

@@ -56,7 +56,7 @@ def values(log: ObjectLog) -> list[bytes]:
 
 
 def followed(log: ObjectLog, slot: str | None = None) -> int:
-    store = sl.MemoryStore()
+    store = sl.followers.MemoryStore()
     sl.follow(log, store, slot, upto="end")
     return len(list(store.range()))
 

@@ -21,7 +21,7 @@ from tests.cases import some
 from tests.values.messages import order_files
 from tests.values.test_codecs import SCHEMA
 
-ORDERS = sl.Json(pa.schema({"id": pa.int32(), "note": pa.string()}))
+ORDERS = sl.values.Json(pa.schema({"id": pa.int32(), "note": pa.string()}))
 
 
 @dataclass
@@ -136,7 +136,7 @@ def test_a_batch_with_a_row_that_does_not_fit_appends_nothing(
 
 
 def test_a_row_that_the_encoding_lacks_is_named_in_a_large_batch() -> None:
-    codec = sl.Json(pa.schema({"share": pa.float64()}))
+    codec = sl.values.Json(pa.schema({"share": pa.float64()}))
     log = sl.log.MemoryLog(value=codec)
     shares = [0.5] * 20_000
     shares[12_345] = float("nan")
@@ -161,7 +161,7 @@ def test_values_as_a_struct_and_deletes_without_fields_have_null_values(log: sl.
 
 
 def test_fields_with_the_names_of_a_records_columns_are_the_values(tmp_path: Path) -> None:
-    codec = sl.Json(pa.schema({"key": pa.string(), "value": pa.float64(), "timestamp": pa.int64()}))
+    codec = sl.values.Json(pa.schema({"key": pa.string(), "value": pa.float64(), "timestamp": pa.int64()}))
     log = sl.log.MemoryLog(value=codec)
     with log.producer() as producer:
         producer.append_batch(pa.table({"key": ["k"], "value": [1.5], "timestamp": [7], "_key": [b"own"]}))
@@ -186,7 +186,7 @@ TIME = pa.timestamp("us", tz="UTC")
 def test_fields_that_all_have_names_of_a_records_columns_are_encoded(
     schema: dict[str, pa.DataType], columns: dict[str, Any], stored: bytes, *, is_own: bool
 ) -> None:
-    codec = sl.Json(pa.schema(schema))
+    codec = sl.values.Json(pa.schema(schema))
     log = sl.log.MemoryLog(value=None if is_own else codec)
     with log.producer(value=codec if is_own else None) as producer:
         producer.append_batch(pa.table(columns))
@@ -195,21 +195,21 @@ def test_fields_that_all_have_names_of_a_records_columns_are_encoded(
 
 def test_a_batch_of_encoded_values_is_stored_as_it_is_unless_that_is_ambiguous() -> None:
     encoded = pa.table({"key": [b"k"], "op": [1], "value": [b'{"key":"x"}']})
-    log = sl.log.MemoryLog(value=sl.Json(pa.schema({"key": pa.string(), "op": pa.int8()})))
+    log = sl.log.MemoryLog(value=sl.values.Json(pa.schema({"key": pa.string(), "op": pa.int8()})))
     with log.producer() as producer:
         producer.append_batch(encoded)
         with pytest.raises(InvalidInput, match="'value' is text, and encoded values are bytes"):
             producer.append_batch(pa.table({"value": ["{}"]}))
     assert rows(log) == [(b"k", 1, b'{"key":"x"}')]
     for kind in (pa.binary(), pa.string()):
-        log = sl.log.MemoryLog(value=sl.Json(pa.schema({"value": kind})))
+        log = sl.log.MemoryLog(value=sl.values.Json(pa.schema({"value": kind})))
         with (
             log.producer() as producer,
             pytest.raises(InvalidInput, match="may be encoded values or"),
         ):
             producer.append_batch(encoded)
         assert log.bounds().next == 0
-    for untyped in (sl.log.MemoryLog(), sl.log.MemoryLog(value=sl.Raw())):
+    for untyped in (sl.log.MemoryLog(), sl.log.MemoryLog(value=sl.values.Raw())):
         with untyped.producer() as producer:
             producer.append_batch(encoded)
             producer.append_batch(pa.table({"value": ["text"]}))
@@ -227,7 +227,7 @@ def test_a_log_is_asked_for_its_format_once_by_a_producer_of_bytes(monkeypatch: 
 
 
 def test_while_the_store_fails_bytes_are_buffered_and_the_log_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = sl.log.MemoryLog(value=sl.Json(pa.schema({"key": pa.string()})))
+    log = sl.log.MemoryLog(value=sl.values.Json(pa.schema({"key": pa.string()})))
     with log.producer() as producer:
         with monkeypatch.context() as broken:
             failing = property(lambda _: (_ for _ in ()).throw(TransientStorageError("away")))
@@ -243,7 +243,7 @@ def test_a_running_producer_takes_the_fields_of_a_newer_version(log: sl.log.Memo
     with log.producer() as producer:
         producer.append(value={"id": 1})
         wider = pa.schema({"id": pa.int64(), "note": pa.string(), "vip": pa.bool_()})
-        log.evolve_value(sl.Json(wider))
+        log.evolve_value(sl.values.Json(wider))
         producer.append(value={"id": 1 << 40, "vip": True})
         producer.append_batch(pa.table({"id": [1 << 41], "vip": [False]}))
         with pytest.raises(InvalidInput, match="unknown field"):
@@ -254,13 +254,20 @@ def test_a_running_producer_takes_the_fields_of_a_newer_version(log: sl.log.Memo
     ]
 
 
-AVRO = sl.Avro(pa.schema({"id": pa.int64(), "tags": pa.list_(pa.string())}))
+AVRO = sl.values.Avro(pa.schema({"id": pa.int64(), "tags": pa.list_(pa.string())}))
 
 
 @pytest.mark.parametrize(
     "codec",
     some(
-        [sl.Json(SCHEMA), sl.MessagePack(SCHEMA), sl.Arrow(SCHEMA), sl.Protobuf(order_files(), "shop.Order"), AVRO], 3
+        [
+            sl.values.Json(SCHEMA),
+            sl.values.MessagePack(SCHEMA),
+            sl.values.Arrow(SCHEMA),
+            sl.values.Protobuf(order_files(), "shop.Order"),
+            AVRO,
+        ],
+        3,
     ),
     ids=lambda codec: codec.name,
 )
@@ -288,7 +295,7 @@ def test_dictionaries_and_wider_numbers_are_taken_also_inside_of_structs_lists_a
     schema = pa.schema(
         {"one": inner, "many": pa.list_(inner), "named": pa.map_(pa.string(), pa.int8()), "tag": pa.string()}
     )
-    log = sl.log.MemoryLog(value=sl.Json(schema))
+    log = sl.log.MemoryLog(value=sl.values.Json(schema))
     tags = pa.array(["x", "y", None]).dictionary_encode()
     structs = pa.StructArray.from_arrays([pa.array([1, 2, 3], pa.int64()), tags], ["n", "t"])
     many = pa.ListArray.from_arrays(pa.array([0, 2, 2, 3], pa.int32()), structs)
@@ -300,7 +307,7 @@ def test_dictionaries_and_wider_numbers_are_taken_also_inside_of_structs_lists_a
 
 
 def test_a_number_inside_of_a_struct_that_does_not_fit_is_named_with_its_row() -> None:
-    log = sl.log.MemoryLog(value=sl.Json(pa.schema({"one": pa.struct({"n": pa.int16()})})))
+    log = sl.log.MemoryLog(value=sl.values.Json(pa.schema({"one": pa.struct({"n": pa.int16()})})))
     with log.producer() as producer, pytest.raises(InvalidInput, match=r"row 1 does not fit: the field 'one' .*40000"):
         producer.append_batch(pa.table({"one": pa.array([{"n": 1}, {"n": 40_000}])}))
     assert log.bounds().next == 0

@@ -23,7 +23,7 @@ def consumed(log):
 
 
 def followed(log):
-    return sl.follow(log, sl.MemoryStore(), "s", upto="end").next
+    return sl.follow(log, sl.followers.MemoryStore(), "s", upto="end").next
 
 
 USES = {"claim_slot": (claimed, 0), "consumer": (consumed, [[b"v"]]), "follow": (followed, 1)}

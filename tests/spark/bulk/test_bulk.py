@@ -56,7 +56,7 @@ def test_a_snapshot_by_executors_has_the_same_state(spark: SparkSession, log: sl
     assert there.cursor == here.cursor == log.end()
     states = []
     for snapshot in (there, here):
-        with sl.AppendLogStore.import_from(snapshot.folder, f"{snapshot.folder}-store") as store:
+        with sl.followers.AppendLogStore.import_from(snapshot.folder, f"{snapshot.folder}-store") as store:
             states.append(list(store.range()))
     assert states[0] == states[1] != []
 

@@ -155,7 +155,7 @@ def test_a_target_whose_job_died_while_it_was_bound_keeps_the_outbox(tmp_path: P
 
 def test_a_typed_target_takes_the_fields_of_its_values(tmp_path: Path, outbox: str) -> None:
     url = f"wal://{tmp_path}/typed"
-    sl.open(url, create=True, value=sl.Json(pa.schema([("id", pa.int64()), ("city", pa.string())]))).close()
+    sl.open(url, create=True, value=sl.values.Json(pa.schema([("id", pa.int64()), ("city", pa.string())]))).close()
     schema = StructType([StructField("id", LongType()), StructField("city", StringType())])
     writer = batch_writer({"path": url, "outbox": outbox}, schema, overwrite=False)
     writer.commit([writer.write(iter([pa.record_batch({"id": [1, 2], "city": ["Ulm", None]})]))])

@@ -86,7 +86,7 @@ def test_all_columns_of_a_record_can_be_written_and_read_again(spark: SparkSessi
 @pytest.mark.matrix
 def test_a_typed_log_takes_the_fields_of_its_values_as_columns(spark: SparkSession, tmp_path: Path) -> None:
     schema = pa.schema({"id": pa.int64(), "name": pa.string()})
-    log = sl.open(f"file://{tmp_path}/typed", create=True, value=sl.Json(schema))
+    log = sl.open(f"file://{tmp_path}/typed", create=True, value=sl.values.Json(schema))
     assert isinstance(log, ObjectLog)
     save(spark.sql("select 'k' _key, id, concat('n', id) name from range(3)"), log)
     found = spark.read.format("strandline").option("decode", "true").load(log.url)
@@ -203,7 +203,7 @@ def test_what_cannot_be_written_is_refused_with_one_sentence(
 )
 def test_times_of_an_unknown_unit_or_zone_are_refused(spark: SparkSession, tmp_path: Path, time: str) -> None:
     plain = new_log(tmp_path, "plain")
-    typed = sl.open(f"file://{tmp_path}/typed", create=True, value=sl.Json(pa.schema({"timestamp": pa.int64()})))
+    typed = sl.open(f"file://{tmp_path}/typed", create=True, value=sl.values.Json(pa.schema({"timestamp": pa.int64()})))
     assert isinstance(typed, ObjectLog)
     for log, name in ((plain, "timestamp"), (typed, "_timestamp")):
         error = refused(lambda log=log, name=name: save(spark.sql(f"select 'k' key, {time} {name}"), log))

@@ -28,7 +28,7 @@ ROW = {"id": 1, "big": 1 << 63, "tags": ["a", None], "parts": {"p": {"n": 5}}}
 
 
 def typed_log(tmp_path: Path, codec: Any = None) -> Any:
-    return sl.open(f"{tmp_path}/log", create=True, value=codec or sl.Json(SCHEMA))
+    return sl.open(f"{tmp_path}/log", create=True, value=codec or sl.values.Json(SCHEMA))
 
 
 def append(log: Any, *values: Any) -> None:
@@ -95,16 +95,16 @@ def test_bad_rows_are_nulls_with_the_reason_and_the_bytes(tmp_path: Path) -> Non
 
 
 def test_change_events_decide_the_operation(tmp_path: Path) -> None:
-    log = typed_log(tmp_path, sl.values.Debezium(sl.Json(pa.schema({"id": pa.int64()}))))
+    log = typed_log(tmp_path, sl.values.Debezium(sl.values.Json(pa.schema({"id": pa.int64()}))))
     append(log, b'{"op":"c","after":{"id":1}}', b'{"op":"d","before":{"id":1}}')
     assert rows(log, "id", "_op") == [{"id": 1, "_op": 0}, {"id": 1, "_op": 1}]
     assert rows(log, "_op") == [{"_op": 0}, {"_op": 1}]
 
 
 def test_a_new_version_is_read_by_the_next_query(tmp_path: Path) -> None:
-    log = typed_log(tmp_path, sl.Json(pa.schema({"id": pa.int32()})))
+    log = typed_log(tmp_path, sl.values.Json(pa.schema({"id": pa.int32()})))
     append(log, {"id": 1})
-    log.evolve_value(sl.Json(pa.schema({"id": pa.int64(), "note": pa.string()})))
+    log.evolve_value(sl.values.Json(pa.schema({"id": pa.int64(), "note": pa.string()})))
     append(log, {"id": 1 << 40, "note": "n"})
     assert rows(log, "id", "note") == [{"id": 1, "note": None}, {"id": 1 << 40, "note": "n"}]
 
@@ -124,7 +124,7 @@ def test_a_log_without_a_codec_and_wrong_options_are_named(tmp_path: Path) -> No
     ):
         with pytest.raises(InvalidInput, match=reason):
             StrandlineDataSource({"path": plain.url, **options}).schema()
-    timed = sl.open(f"{tmp_path}/timed", create=True, value=sl.Json(pa.schema({"at": pa.time64("us")})))
+    timed = sl.open(f"{tmp_path}/timed", create=True, value=sl.values.Json(pa.schema({"at": pa.time64("us")})))
     with pytest.raises(SchemaRefused, match="'at'"):
         source(timed).schema()
 
@@ -154,11 +154,11 @@ def test_a_session_reads_decoded_values_in_batch_and_in_streams(spark: SparkSess
 def test_executors_write_the_columns_that_the_log_names_also_after_a_new_version(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    log = typed_log(tmp_path, sl.Json(pa.schema({"id": pa.int32()})))
+    log = typed_log(tmp_path, sl.values.Json(pa.schema({"id": pa.int32()})))
     sink = sl.DeltaSink(f"{tmp_path}/table", mode="append", value="log")
     for codec, row in (
         (None, {"id": 1}),
-        (sl.Json(pa.schema({"id": pa.int64(), "n": pa.string()})), {"id": 2, "n": "x"}),
+        (sl.values.Json(pa.schema({"id": pa.int64(), "n": pa.string()})), {"id": 2, "n": "x"}),
     ):
         if codec is not None:
             log.evolve_value(codec)
@@ -171,11 +171,11 @@ def test_executors_write_the_columns_that_the_log_names_also_after_a_new_version
 
 
 def test_a_frame_keeps_the_columns_with_which_it_was_loaded_when_the_log_names_wider_ones(tmp_path: Path) -> None:
-    log = typed_log(tmp_path, sl.Json(pa.schema({"id": pa.int32(), "n": pa.int64()})))
+    log = typed_log(tmp_path, sl.values.Json(pa.schema({"id": pa.int32(), "n": pa.int64()})))
     append(log, {"id": 1, "n": 2})
     loaded = source(log)
     planned = loaded.schema()
-    log.evolve_value(sl.Json(pa.schema({"id": pa.int64(), "n": pa.int64(), "note": pa.string()})))
+    log.evolve_value(sl.values.Json(pa.schema({"id": pa.int64(), "n": pa.int64(), "note": pa.string()})))
     append(log, {"id": 3, "note": "new"})
     reader = loaded.reader(planned)
     found = [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]

@@ -40,7 +40,7 @@ spark = local_session(
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     },
 )
-codec = sl.Json(pa.schema({"id": pa.int64(), "city": pa.string()}))
+codec = sl.values.Json(pa.schema({"id": pa.int64(), "city": pa.string()}))
 TIMES = ("_timestamp", "_valid_from", "_valid_to")
 MORE = ("_commit_version", "_commit_timestamp")
 

@@ -15,7 +15,7 @@ from strandline.spark import follow
 from tests.spark.helpers import append, new_log, put
 
 NOW = {"availableNow": True}
-ORDER = sl.Json(pa.schema({"id": pa.int64(), "city": pa.string()}))
+ORDER = sl.values.Json(pa.schema({"id": pa.int64(), "city": pa.string()}))
 
 pytestmark = pytest.mark.matrix
 

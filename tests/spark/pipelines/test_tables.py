@@ -43,7 +43,7 @@ def table_of(place: Path) -> pa.Table:
 
 
 def sink_at(place: Path, mode: str) -> sl.DeltaSink:
-    return sl.DeltaSink(str(place), mode=mode, value=sl.Json(ORDER), dead_letters=f"{place}-letters")
+    return sl.DeltaSink(str(place), mode=mode, value=sl.values.Json(ORDER), dead_letters=f"{place}-letters")
 
 
 @pytest.mark.parametrize("mode", ["history", pytest.param("latest", marks=pytest.mark.matrix), "append"])
@@ -60,7 +60,7 @@ def test_executors_write_the_table_that_one_process_would(spark, log, tmp_path, 
 
 
 def test_a_bad_record_on_an_executor_ends_the_pipeline_with_its_offset(spark, log, tmp_path):
-    sink = sl.DeltaSink(str(tmp_path / "table"), value=sl.Json(ORDER))
+    sink = sl.DeltaSink(str(tmp_path / "table"), value=sl.values.Json(ORDER))
     following = follow(spark, log, sink, slot="s", trigger=NOW, place="executors")
     with pytest.raises(BadRecord, match="offset 117"):
         following.await_termination(600)

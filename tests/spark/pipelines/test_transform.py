@@ -26,7 +26,7 @@ from tests.spark.pipelines.test_tables import table_of
 
 NOW = {"availableNow": True}
 ORDER = pa.schema({"id": pa.int64(), "city": pa.string(), "paid": pa.timestamp("us", "UTC")})
-CODEC = sl.Json(ORDER)
+CODEC = sl.values.Json(ORDER)
 META = ["_key", "_offset", "_timestamp", "_op"]
 
 
@@ -255,7 +255,7 @@ def test_a_transform_is_given_what_the_log_says_its_values_are(spark, tmp_path):
 
 @pytest.mark.matrix
 def test_a_new_version_of_the_logs_codec_ends_a_transforming_pipeline_before_it_applies_more(spark, tmp_path):
-    narrow = sl.Json(pa.schema({"id": pa.int32()}))
+    narrow = sl.values.Json(pa.schema({"id": pa.int32()}))
     log = sl.open(f"{tmp_path}/typed", create=True, value=narrow)
     append(log, [put(b"a", b'{"id": 1}')])
     table = tmp_path / "table"
@@ -266,7 +266,7 @@ def test_a_new_version_of_the_logs_codec_ends_a_transforming_pipeline_before_it_
     query = "SELECT id FROM changes"
     with follow(spark, log, sink(), transform=query, trigger={"processingTime": "0 seconds"}) as following:
         wait_until(lambda: following.progress().records == 1 or not following.active)
-        log.evolve_value(sl.Json(pa.schema({"id": pa.int64()})))
+        log.evolve_value(sl.values.Json(pa.schema({"id": pa.int64()})))
         append(log, [put(b"b", b'{"id": 5000000000}')])
         with pytest.raises(SchemaRefused, match="start the pipeline again"):
             following.await_termination(600)
@@ -345,7 +345,7 @@ STEPS = ["planned", "written", "committed", "advanced"]
 def test_a_pipeline_killed_at_any_step_goes_on_with_a_newer_version_of_the_logs_codec(spark, tmp_path, mode):
     """Each run dies at another step, and before the next one the log's schema has one more field."""
     fields = {"id": pa.int64()}
-    log = sl.open(f"{tmp_path}/typed", create=True, value=sl.Json(pa.schema(fields)))
+    log = sl.open(f"{tmp_path}/typed", create=True, value=sl.values.Json(pa.schema(fields)))
     expected = []
 
     def sink() -> sl.DeltaSink:
@@ -356,7 +356,7 @@ def test_a_pipeline_killed_at_any_step_goes_on_with_a_newer_version_of_the_logs_
 
     for number, step in enumerate(STEPS):
         fields[f"f{number}"] = pa.string()
-        log.evolve_value(sl.Json(pa.schema(fields)))
+        log.evolve_value(sl.values.Json(pa.schema(fields)))
         value = {"id": number, f"f{number}": step}
         append(log, [put(b"k%d" % number, json.dumps(value).encode())])
         expected.append(value | {"twice": 2 * number})

@@ -167,9 +167,11 @@ def test_history_keeps_every_version_and_a_delete_closes_it(catalog):
 
 
 def test_values_become_typed_columns_and_new_fields_new_ones_in_the_same_snapshot(catalog):
-    apply(sl.IcebergSink(catalog, "shop.orders", value=sl.Json(ORDERS)), 0, (b"a", b'{"id": 7, "customer": "Ann"}'))
+    apply(
+        sl.IcebergSink(catalog, "shop.orders", value=sl.values.Json(ORDERS)), 0, (b"a", b'{"id": 7, "customer": "Ann"}')
+    )
     wider = pa.schema({"id": pa.int64(), "customer": pa.string(), "tags": pa.list_(pa.string())})
-    sink = sl.IcebergSink(catalog, "shop.orders", value=sl.Json(wider))
+    sink = sl.IcebergSink(catalog, "shop.orders", value=sl.values.Json(wider))
     apply(sink, 1, (b"b", b'{"id": 5000000000, "tags": ["x"]}'))
     assert len(table_of(catalog).metadata.snapshots) == 2
     rows = rows_of(catalog).sort_by("_offset").select(["id", "customer", "tags"]).to_pylist()
@@ -178,14 +180,14 @@ def test_values_become_typed_columns_and_new_fields_new_ones_in_the_same_snapsho
         {"id": 5_000_000_000, "customer": None, "tags": ["x"]},
     ]
     apply(sink, 2, (b"a", b'{"id": 8}'))
-    changed = sl.IcebergSink(catalog, "shop.orders", value=sl.Json(pa.schema({"id": pa.string()})))
+    changed = sl.IcebergSink(catalog, "shop.orders", value=sl.values.Json(pa.schema({"id": pa.string()})))
     with pytest.raises(SchemaRefused, match="'id'"):
         apply(changed, 3, (b"b", b'{"id": "x"}'))
 
 
 def test_letters_that_somebody_deleted_stay_deleted_and_the_follower_goes_on(catalog):
     def sink():
-        return sl.IcebergSink(catalog, "shop.orders", value=sl.Json(ORDERS), dead_letters="shop.letters")
+        return sl.IcebergSink(catalog, "shop.orders", value=sl.values.Json(ORDERS), dead_letters="shop.letters")
 
     apply(sink(), 0, (b"1", b'{"id": 1}'), (b"2", b"bad"), (b"3", b"bad"))
     catalog.load_table("shop.letters").delete("offset = 1")
@@ -194,14 +196,14 @@ def test_letters_that_somebody_deleted_stay_deleted_and_the_follower_goes_on(cat
 
 
 def test_a_type_that_iceberg_lacks_is_refused_and_not_tried_again(catalog):
-    sink = sl.IcebergSink(catalog, "shop.orders", value=sl.Json(pa.schema({"at": pa.timestamp("ns")})))
+    sink = sl.IcebergSink(catalog, "shop.orders", value=sl.values.Json(pa.schema({"at": pa.timestamp("ns")})))
     with pytest.raises(SchemaRefused, match="'at'"):
         apply(sink, 0, (b"a", b'{"at": "2026-01-01T00:00:00"}'))
 
 
 def test_the_dead_letters_of_another_table_are_refused_and_none_is_lost(catalog):
     def following(table):
-        return sl.IcebergSink(catalog, table, value=sl.Json(ORDERS), dead_letters="shop.letters")
+        return sl.IcebergSink(catalog, table, value=sl.values.Json(ORDERS), dead_letters="shop.letters")
 
     apply(following("shop.orders"), 0, (b"1", b'{"id": 1}'), (b"2", b"bad"), (b"3", b'{"id": 3}'))
     with pytest.raises(Diverged):
@@ -211,10 +213,10 @@ def test_the_dead_letters_of_another_table_are_refused_and_none_is_lost(catalog)
 
 def test_bad_records_become_dead_letters_each_once(catalog, monkeypatch):
     def sink():
-        return sl.IcebergSink(catalog, "shop.orders", value=sl.Json(ORDERS), dead_letters="shop.letters")
+        return sl.IcebergSink(catalog, "shop.orders", value=sl.values.Json(ORDERS), dead_letters="shop.letters")
 
     with pytest.raises(BadRecord, match="offset 0"):
-        apply(sl.IcebergSink(catalog, "shop.other", value=sl.Json(ORDERS)), 0, (b"a", b"{"))
+        apply(sl.IcebergSink(catalog, "shop.other", value=sl.values.Json(ORDERS)), 0, (b"a", b"{"))
     apply(sink(), 0, (b"a", b'{"id": 7}'), (b"b", b"{"))
     commit = IcebergCommits.commit
 
@@ -237,7 +239,7 @@ def test_bad_records_become_dead_letters_each_once(catalog, monkeypatch):
 
 
 def test_polars_and_duckdb_read_what_pyiceberg_reads(catalog):
-    sink = sl.IcebergSink(catalog, "shop.orders", value=sl.Json(ORDERS))
+    sink = sl.IcebergSink(catalog, "shop.orders", value=sl.values.Json(ORDERS))
     apply(sink, 0, *[(b"%d" % n, b'{"id": %d, "customer": "c%d"}' % (n, n)) for n in range(20)])
     apply(sink, 20, (b"3", DELETE), (b"4", b'{"id": 40, "customer": "new"}'))
     table = table_of(catalog)
@@ -255,7 +257,7 @@ def test_polars_and_duckdb_read_what_pyiceberg_reads(catalog):
 
 
 def test_statistics_let_readers_skip_files(catalog):
-    sink = sl.IcebergSink(catalog, "shop.orders", mode="append", value=sl.Json(ORDERS))
+    sink = sl.IcebergSink(catalog, "shop.orders", mode="append", value=sl.values.Json(ORDERS))
     apply(sink, 0, (b"a", b'{"id": 1}'))
     apply(sink, 1, (b"a", b'{"id": 1000}'))
     assert len(list(table_of(catalog).scan().plan_files())) == 2

@@ -21,8 +21,8 @@ from tests.cli.conftest import Run, run  # noqa: F401 - a fixture
 from tests.postgres import PostgresServer
 
 SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}, "city": {"type": "string"}}}
-NARROW = sl.Json(pa.schema({"id": pa.int64()}))
-VALUE = sl.Json(json.dumps(SCHEMA))
+NARROW = sl.values.Json(pa.schema({"id": pa.int64()}))
+VALUE = sl.values.Json(json.dumps(SCHEMA))
 
 
 class Place:

@@ -35,8 +35,8 @@ from tests.cases import some
 from tests.tables.maintain.test_maintenance_formats import Delta, Iceberg, Postgres, Sqlite, opened_place
 from tests.tables.maintain.test_rebuild import letters
 
-NARROW = sl.Json(pa.schema({"id": pa.int32()}))
-WIDE = sl.Json(pa.schema({"id": pa.int64()}))
+NARROW = sl.values.Json(pa.schema({"id": pa.int32()}))
+WIDE = sl.values.Json(pa.schema({"id": pa.int64()}))
 BAD = [1, 4, 5, 8]
 COMMITS: dict[type, tuple[type, str]] = {
     Delta: (DeltaCommits, "commit"),
@@ -206,7 +206,7 @@ def test_the_letter_of_another_log_at_an_offset_is_not_taken_for_the_own_one_aft
         patch.setattr(DeltaCommits, "commit", crashing)
         with pytest.raises(Crash):
             apply(NARROW)  # stores the letter at 7
-    apply(sl.Json(pa.schema({"id": pa.int32(), "n": pa.bool_()})))  # all are bad now, also those at 4, 5 and 8
+    apply(sl.values.Json(pa.schema({"id": pa.int32(), "n": pa.bool_()})))  # all are bad now, also those at 4, 5 and 8
     rows = pq.read_table(DeltaTable(tmp_path / "letters").file_uris()).to_pylist()
     assert {row["offset"] for row in rows if b'"n"' in row["value"]} == {*range(2, 10)}
 

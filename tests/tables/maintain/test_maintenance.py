@@ -43,7 +43,7 @@ def log() -> MemoryLog:
 
 @pytest.fixture(params=["latest", "append", "history"])
 def sink(request, tmp_path, log) -> sl.DeltaSink:
-    sink = sl.DeltaSink(str(tmp_path / "table"), mode=request.param, value=sl.Json(ORDER))
+    sink = sl.DeltaSink(str(tmp_path / "table"), mode=request.param, value=sl.values.Json(ORDER))
     for end in (10, 20, 30):
         sl.follow(log, sink, upto=end)
     return sink
@@ -82,7 +82,7 @@ class Two(InProcess):
 def test_a_damaged_table_is_rebuilt_in_one_commit_and_followed_on(sink, log):
     version = DeltaTable(sink.url).version()
     DeltaTable(sink.url).delete("id > 3")
-    fresh = sl.DeltaSink(sink.url, mode=sink.mode, value=sl.Json(ORDER))
+    fresh = sl.DeltaSink(sink.url, mode=sink.mode, value=sl.values.Json(ORDER))
     with pytest.raises(Diverged):
         fresh.cursor(log.log_id)
     rebuild_table(fresh, log, start=None, upto=None, workers=Two(), is_verified=True)
@@ -123,8 +123,8 @@ def test_small_files_of_all_changes_are_joined(sink, log):
 
 def test_a_rebuild_takes_new_fields_and_dead_letters_along(tmp_path, log):
     place = str(tmp_path / "table")
-    sl.follow(log, sl.DeltaSink(place, mode="append", value=sl.Json(pa.schema({"id": pa.int64()}))), upto="end")
-    wider = sl.DeltaSink(place, mode="append", value=sl.Json(ORDER), dead_letters=str(tmp_path / "letters"))
+    sl.follow(log, sl.DeltaSink(place, mode="append", value=sl.values.Json(pa.schema({"id": pa.int64()}))), upto="end")
+    wider = sl.DeltaSink(place, mode="append", value=sl.values.Json(ORDER), dead_letters=str(tmp_path / "letters"))
     rebuild(wider, log)
     assert verify(wider, log).is_clean
     assert wider.rows()["city"].null_count == 0

@@ -159,7 +159,7 @@ def modes(place):
 
 @pytest.mark.matrix
 def test_a_table_is_followed_and_built_again_only_with_the_key_that_it_was_made_with(place, log):
-    options = {"value": sl.Json(ORDER)}
+    options = {"value": sl.values.Json(ORDER)}
     sl.follow(log, place.sink(key="city", **options), upto="end")
     assert verify(place.sink(key="city", **options), log).is_clean
     extend(log, 10)
@@ -176,7 +176,7 @@ def test_a_table_is_followed_and_built_again_only_with_the_key_that_it_was_made_
 def test_a_table_is_described_verified_and_built_again(place, log, mode):
     if mode not in modes(place):
         return
-    options = {"mode": mode, "value": sl.Json(ORDER)}
+    options = {"mode": mode, "value": sl.values.Json(ORDER)}
     sink = place.sink(**options)
     with pytest.raises(NotFound):
         describe(sink)
@@ -209,7 +209,7 @@ def test_a_table_is_described_verified_and_built_again(place, log, mode):
 
 
 def test_a_table_that_began_in_the_middle_is_verified_and_rebuilt_from_there(place, log):
-    sink = place.sink(value=sl.Json(ORDER))
+    sink = place.sink(value=sl.values.Json(ORDER))
     sl.follow(log, sink, start=22, upto="end")
     assert sink.start() == 22
     assert verify(sink, log).is_clean
@@ -221,8 +221,10 @@ def test_a_table_that_began_in_the_middle_is_verified_and_rebuilt_from_there(pla
 @pytest.mark.matrix
 @pytest.mark.parametrize("mode", ["append", "latest"])
 def test_values_of_a_wider_schema_that_a_table_cannot_hold_are_named(place, log, mode):
-    narrow = sl.Json(pa.schema({"id": pa.int32(), "city": pa.string()}))
-    wide = sl.Json(pa.schema({"id": pa.int64(), "city": pa.string(), "tags": pa.list_(pa.string()), "x": pa.bool_()}))
+    narrow = sl.values.Json(pa.schema({"id": pa.int32(), "city": pa.string()}))
+    wide = sl.values.Json(
+        pa.schema({"id": pa.int64(), "city": pa.string(), "tags": pa.list_(pa.string()), "x": pa.bool_()})
+    )
     sl.follow(log, place.sink(mode=mode, value=narrow), upto="end")
     with pytest.raises(SchemaRefused, match=r"values of tags \(list.*\), for which.*sl\.tables\.rebuild"):
         verify(place.sink(mode=mode, value=wide), log)
@@ -244,9 +246,11 @@ def told_changes(place):
 def test_the_history_tells_changed_columns_and_rebuilds(kind, tmp_path, log):
     place = kind(tmp_path)
     for columns in ({"id": pa.int32()}, {"id": pa.int32(), "city": pa.string()}, {"id": pa.int64()}):
-        sl.follow(log, place.sink(mode="append", value=sl.Json(pa.schema(columns))), upto="end")
+        sl.follow(log, place.sink(mode="append", value=sl.values.Json(pa.schema(columns))), upto="end")
         extend(log, 5)
-    rebuild(place.sink(mode="append", value=sl.Json(pa.schema({"id": pa.int64(), "x": pa.bool_()}))), log, start=10)
+    rebuild(
+        place.sink(mode="append", value=sl.values.Json(pa.schema({"id": pa.int64(), "x": pa.bool_()}))), log, start=10
+    )
     *columns, last = told_changes(place)
     assert [one.split(" (")[0] for one in columns] == ["new columns: city", "wider columns: id"]
     assert last.startswith("all rows built again from offset 10 up to 45")
@@ -266,11 +270,11 @@ def test_values_that_are_too_wide_for_a_column_are_named():
 def test_a_table_is_compared_after_its_log_has_evolved_and_before_it_has_new_records(place, tmp_path, mode):
     if mode not in modes(place):
         return
-    log = sl.open(tmp_path / "log", create=True, value=sl.Json(pa.schema({"id": pa.int32()})))
+    log = sl.open(tmp_path / "log", create=True, value=sl.values.Json(pa.schema({"id": pa.int32()})))
     with log.producer() as producer:
         producer.append(key=b"k", value={"id": 1}).result()
     sl.follow(log, place.sink(mode=mode, value="log"), upto="end")
-    log.evolve_value(sl.Json(pa.schema({"id": pa.int64(), "gift": pa.bool_()})))
+    log.evolve_value(sl.values.Json(pa.schema({"id": pa.int64(), "gift": pa.bool_()})))
     assert verify(place.sink(mode=mode, value="log"), log).is_clean
     with log.producer() as producer:
         producer.append(key=b"l", value={"id": 1 << 40, "gift": True}).result()
@@ -281,7 +285,7 @@ def test_a_table_is_compared_after_its_log_has_evolved_and_before_it_has_new_rec
 
 @pytest.mark.matrix
 def test_a_follower_that_adds_a_column_while_a_comparison_begins_makes_no_difference(place, tmp_path, monkeypatch):
-    log = sl.open(tmp_path / "log", create=True, value=sl.Json(pa.schema({"id": pa.int32()})))
+    log = sl.open(tmp_path / "log", create=True, value=sl.values.Json(pa.schema({"id": pa.int32()})))
     with log.producer() as producer:
         producer.append(key=b"k", value={"id": 1}).result()
     sl.follow(log, place.sink(value="log"), upto="end")
@@ -291,7 +295,7 @@ def test_a_follower_that_adds_a_column_while_a_comparison_begins_makes_no_differ
         meet(self, met)
         while events:
             events.pop()
-            log.evolve_value(sl.Json(pa.schema({"id": pa.int64(), "gift": pa.bool_()})))
+            log.evolve_value(sl.values.Json(pa.schema({"id": pa.int64(), "gift": pa.bool_()})))
             with log.producer() as producer:
                 producer.append(key=b"l", value={"id": 2, "gift": True}).result()
             sl.follow(log, place.sink(value="log"), upto="end")
@@ -302,12 +306,12 @@ def test_a_follower_that_adds_a_column_while_a_comparison_begins_makes_no_differ
 
 
 def test_a_rebuild_refuses_a_table_of_another_log(place, log):
-    sl.follow(log, place.sink(value=sl.Json(ORDER)), upto="end")
+    sl.follow(log, place.sink(value=sl.values.Json(ORDER)), upto="end")
     other = MemoryLog()
     extend(other, 40)
     with pytest.raises(Diverged):
-        rebuild(place.sink(value=sl.Json(ORDER)), other)
-    assert verify(place.sink(value=sl.Json(ORDER)), log).is_clean
+        rebuild(place.sink(value=sl.values.Json(ORDER)), other)
+    assert verify(place.sink(value=sl.values.Json(ORDER)), log).is_clean
 
 
 @pytest.mark.matrix
@@ -317,7 +321,7 @@ def test_a_rebuild_stores_each_dead_letter_once(place):
         for value in (b'{"id": 1}', b"no JSON", b'{"id": 2}', b"{"):
             producer.append(key=value, value=value)
     letters = {"dead_letters": "shop.letters"} if isinstance(place, Iceberg) else {"dead_letters": True}
-    options = {"value": sl.Json(ORDER), "mode": "append", **letters}
+    options = {"value": sl.values.Json(ORDER), "mode": "append", **letters}
     sl.follow(log, place.sink(**options), upto="end")
     rebuild(place.sink(**options), log)
     assert verify(place.sink(**options), log).rows == 2
@@ -332,11 +336,11 @@ def test_a_rebuild_stores_each_dead_letter_once(place):
 @pytest.mark.matrix
 def test_files_of_an_iceberg_table_are_joined_and_snapshots_expire_but_for_the_proof(tmp_path, log):
     place = Iceberg(tmp_path)
-    sink = place.sink(mode="append", value=sl.Json(ORDER))
+    sink = place.sink(mode="append", value=sl.values.Json(ORDER))
     for end in range(5, 31, 5):
         sl.follow(log, sink, upto=end)
     assert describe(sink).files == 6
-    assert optimize(place.sink(mode="append", value=sl.Json(ORDER))) == 5
+    assert optimize(place.sink(mode="append", value=sl.values.Json(ORDER))) == 5
     assert describe(sink).files == 1
     assert verify(sink, log).is_clean
     extend(log, 5)
@@ -345,9 +349,9 @@ def test_files_of_an_iceberg_table_are_joined_and_snapshots_expire_but_for_the_p
     later = ManualClock(now=int((datetime.now(UTC) + timedelta(days=30)).timestamp() * 1e6))
     assert sink.vacuumed(1, clock=later) == 6, "the files that were joined"
     assert len(place.catalog.load_table("shop.orders").snapshots()) == 1
-    assert verify(place.sink(mode="append", value=sl.Json(ORDER)), log).is_clean
+    assert verify(place.sink(mode="append", value=sl.values.Json(ORDER)), log).is_clean
     extend(log, 5)
-    sl.follow(log, place.sink(mode="append", value=sl.Json(ORDER)), upto="end")
+    sl.follow(log, place.sink(mode="append", value=sl.values.Json(ORDER)), upto="end")
     with pytest.raises(InvalidInput, match="has no files to join"):
         optimize(place.sink(mode="latest"))
     place.close()
@@ -355,7 +359,7 @@ def test_files_of_an_iceberg_table_are_joined_and_snapshots_expire_but_for_the_p
 
 def test_a_compaction_beside_its_follower_loses_no_row(tmp_path, log, monkeypatch):
     place = Iceberg(tmp_path)
-    options = {"mode": "append", "value": sl.Json(ORDER)}
+    options = {"mode": "append", "value": sl.values.Json(ORDER)}
     for end in (10, 20):
         sl.follow(log, place.sink(**options), upto=end)
     begin = IcebergSink.begin
@@ -402,8 +406,8 @@ def test_a_commit_during_a_comparison_is_told_from_a_difference(tmp_path, log, m
 @pytest.mark.parametrize("kind", ["delta", "sqlite", "postgres"])
 def test_a_table_is_found_by_its_address_with_what_it_records(tmp_path, log, kind, soft, request, monkeypatch):
     with opened_place(kind, request, tmp_path, monkeypatch) as place:
-        sl.follow(log, place.sink(value=sl.Json(ORDER), soft_deletes=soft), upto="end")
-        found = existing(place.address, value=sl.Json(ORDER))
+        sl.follow(log, place.sink(value=sl.values.Json(ORDER), soft_deletes=soft), upto="end")
+        found = existing(place.address, value=sl.values.Json(ORDER))
         assert verify(found, log).is_clean
         assert describe(found, log).cursor == log.end()
 

@@ -60,7 +60,7 @@ from tests.tables.maintain.test_maintenance_formats import (
     opened_place,
 )
 
-VALUE = sl.Json(ORDER)
+VALUE = sl.values.Json(ORDER)
 
 
 @pytest.fixture
@@ -851,7 +851,7 @@ def test_a_value_that_cannot_be_decoded_is_not_called_a_missing_key(tmp_path: Pa
 def test_a_log_whose_schema_evolves_while_a_rebuild_begins_is_decoded_by_the_newest_version(
     place: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = sl.open(f"{tmp_path}/log", create=True, value=sl.Json(pa.schema({"id": pa.int32()})))
+    log = sl.open(f"{tmp_path}/log", create=True, value=sl.values.Json(pa.schema({"id": pa.int32()})))
     with log.producer() as producer:
         producer.append(key=b"a", value={"id": 1}).result()
     sl.follow(log, place.sink(mode="append", value="log"), upto="end")
@@ -862,7 +862,7 @@ def test_a_log_whose_schema_evolves_while_a_rebuild_begins_is_decoded_by_the_new
         while once:
             once.pop()
             newer: Any = sl.open(f"{tmp_path}/log")
-            newer.evolve_value(sl.Json(pa.schema({"id": pa.int32(), "city": pa.string()})))
+            newer.evolve_value(sl.values.Json(pa.schema({"id": pa.int32(), "city": pa.string()})))
             with newer.producer() as producer:
                 producer.append(key=b"b", value={"id": 2, "city": "Oslo"}).result()
         return end(self)

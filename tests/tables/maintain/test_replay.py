@@ -22,8 +22,8 @@ from strandline.tables.rows.shape import BAD_SCHEMA
 from tests.cases import some
 from tests.cli.conftest import Run, run  # noqa: F401 - a fixture
 
-NARROW = sl.Json(pa.schema({"id": pa.int8()}))
-WIDE = sl.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))
+NARROW = sl.values.Json(pa.schema({"id": pa.int8()}))
+WIDE = sl.values.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))
 BIG = 1000
 """Fits only the wide schema."""
 

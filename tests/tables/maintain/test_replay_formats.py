@@ -32,8 +32,8 @@ from strandline.tables.sql.postgres_transaction import PostgresTransaction
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 from tests.cases import some
 
-NARROW = sl.Json(pa.schema({"id": pa.int8()}))
-WIDE = sl.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))
+NARROW = sl.values.Json(pa.schema({"id": pa.int8()}))
+WIDE = sl.values.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))
 BIG = 1000
 """Fits only the wide schema."""
 

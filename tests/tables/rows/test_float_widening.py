@@ -43,7 +43,9 @@ def append(log: Any, codec: Any) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("codec", [sl.Json, sl.MessagePack, lambda schema: sl.values.Debezium(sl.Json(schema))])
+@pytest.mark.parametrize(
+    "codec", [sl.values.Json, sl.values.MessagePack, lambda schema: sl.values.Debezium(sl.values.Json(schema))]
+)
 @pytest.mark.parametrize("kind", ["delta", "iceberg", "sqlite"])
 def test_rows_that_were_rounded_are_built_again_before_their_column_is_wider(tmp_path, catalog, kind, codec):
     sink = make_sink(kind, tmp_path, catalog)
@@ -64,7 +66,7 @@ def test_rows_that_were_rounded_are_built_again_before_their_column_is_wider(tmp
 def test_floats_that_are_narrow_in_the_values_become_wider_and_stay_what_they_were(tmp_path, catalog, kind):
     sink = make_sink(kind, tmp_path, catalog)
     log = sl.open(str(tmp_path / "log"), create=True)
-    narrow, wide = (sl.Arrow(pa.schema({"price": one})) for one in (pa.float32(), pa.float64()))
+    narrow, wide = (sl.values.Arrow(pa.schema({"price": one})) for one in (pa.float32(), pa.float64()))
     with log.producer(value=narrow) as producer:
         producer.append(key=b"k", value={"price": 0.1})
     sl.follow(log, sink(value=narrow), upto="end")
@@ -75,7 +77,7 @@ def test_floats_that_are_narrow_in_the_values_become_wider_and_stay_what_they_we
 
 
 def test_a_typed_log_may_name_wider_floats_since_its_values_are_not_rounded(tmp_path):
-    log = sl.open(str(tmp_path / "log"), create=True, value=sl.Json(NARROW))
+    log = sl.open(str(tmp_path / "log"), create=True, value=sl.values.Json(NARROW))
     append(log, None)
-    log.evolve_value(sl.Json(WIDE))
+    log.evolve_value(sl.values.Json(WIDE))
     assert pa.Table.from_batches(sl.log.read_decoded(log)).column("price").to_pylist() == [0.1]

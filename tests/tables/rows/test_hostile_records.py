@@ -69,7 +69,7 @@ EACH = [
     *[(1, 0, key, VALUES[0], None) for key in KEYS],
     *[(1, 0, b"v", value, headers) for value in VALUES for headers in HEADERS],
 ]
-CODEC = sl.Json(pa.schema({"id": pa.int8(), "s": pa.string(), "at": pa.timestamp("us", "UTC")}))
+CODEC = sl.values.Json(pa.schema({"id": pa.int8(), "s": pa.string(), "at": pa.timestamp("us", "UTC")}))
 
 
 def appended(records: list[tuple[Any, ...]]) -> Any:

@@ -16,8 +16,8 @@ import strandline as sl
 from strandline.errors import InvalidInput, SchemaRefused, Unsupported
 from tests.cases import some
 
-FIRST = sl.Json(pa.schema({"id": pa.int32()}))
-SECOND = sl.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))
+FIRST = sl.values.Json(pa.schema({"id": pa.int32()}))
+SECOND = sl.values.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))
 
 
 class _Delta:
@@ -59,7 +59,7 @@ def test_a_log_without_columns_makes_no_table(tmp_path):
     from strandline.values.recorded import as_version
 
     log = sl.log.MemoryLog()
-    log._values = (as_version(sl.Arrow()),)  # as a former release recorded it
+    log._values = (as_version(sl.values.Arrow()),)  # as a former release recorded it
     with pytest.raises(InvalidInput, match=r"has no columns: record a schema with the log's evolve_value"):
         sl.follow(log, sl.DeltaSink(str(tmp_path / "table"), value="log"), upto="end")
 

@@ -165,7 +165,7 @@ def test_a_cluster_of_many_cores_does_not_fetch_a_range_once_for_each(tmp_path, 
 
 
 def test_rows_whose_keys_are_found_by_decoding_are_shuffled_sooner(tmp_path):
-    sink = DeltaSink(str(tmp_path / "table"), value=sl.Json(pa.schema({"id": pa.int64()})), key="id")
+    sink = DeltaSink(str(tmp_path / "table"), value=sl.values.Json(pa.schema({"id": pa.int64()})), key="id")
     parts = sink.begin(since=Cursor(LOG, 0), upto=Cursor(LOG, 20), tasks=4).parts
     assert is_shuffled(parts)
     assert not is_shuffled(parts[:2])

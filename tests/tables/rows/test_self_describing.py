@@ -81,7 +81,7 @@ def test_a_value_that_no_table_can_hold_is_a_dead_letter_and_a_new_field_is_a_co
     log = sl.open(f"memory://{uuid4()}", create=True)
     wide = one(**{f"c{at}": pa.array([at]) for at in range(2000)})
     append(log, number("id"), *map(number, HOSTILE), wide, number("id", "text"), number("extra", 2.5), number("id", 2))
-    sink = make(value=sl.Arrow(), mode="append")
+    sink = make(value=sl.values.Arrow(), mode="append")
     sl.follow(log, sink, upto="end")
     assert columns(sink) == {"id", "extra"}
     found = letters(sink, log)
@@ -90,7 +90,7 @@ def test_a_value_that_no_table_can_hold_is_a_dead_letter_and_a_new_field_is_a_co
         assert reason in found[at]
     # In later commits, too, by a follower that knows only the table.
     append(log, number("id", True), number("later", 1), number("id", 3))
-    sink = make(value=sl.Arrow(), mode="append")
+    sink = make(value=sl.values.Arrow(), mode="append")
     sl.follow(log, sink, upto="end")
     assert columns(sink) == {"id", "extra", "later"}
     assert set(letters(sink, log)) == {1, 2, 3, 4, 5, 6, 9}
@@ -107,7 +107,7 @@ def test_a_column_that_no_data_file_can_have_is_a_dead_letter(make: Callable[...
     values = [one(**{name: column}) for name, column in odd.items()]
     append(log, number("id"), *values, one(lines=pa.ListArray.from_arrays([0, 1], thin)), number("id", 2))
     for _ in "ab":
-        sink = make(value=sl.Arrow(), mode="append")
+        sink = make(value=sl.values.Arrow(), mode="append")
         assert sl.follow(log, sink, upto="end").next == 6
     assert sl.tables.verify(sink, log).is_clean
     assert sink.size().rows + len(letters(sink, log)) == 6
@@ -118,7 +118,7 @@ def test_a_column_that_no_data_file_can_have_is_a_dead_letter(make: Callable[...
 def test_records_before_the_first_with_the_key_are_dead_letters(make: Callable[..., Any], tombstones: Any) -> None:
     log = sl.open(f"memory://{uuid4()}", create=True)
     append(log, number("other"))
-    options = {"value": sl.Arrow(), "mode": "latest", "key": "id", "tombstones": tombstones}
+    options = {"value": sl.values.Arrow(), "mode": "latest", "key": "id", "tombstones": tombstones}
     with pytest.raises(BadRecord, match="It has no key"):
         sl.follow(log, make(has_letters=False, **options), upto="end")
     sl.follow(log, make(**options), upto="end")
@@ -135,8 +135,8 @@ def test_records_before_the_first_with_the_key_are_dead_letters(make: Callable[.
 def test_letters_bring_columns_when_they_are_replayed(make: Callable[..., Any]) -> None:
     log = sl.open(f"memory://{uuid4()}", create=True)
     append(log, number("id"), one(id=pa.array([2]), extra=pa.array(["x"]), name=pa.array(["y"])), number("id", "text"))
-    sl.follow(log, make(value=sl.Arrow(max_columns=2), mode="append"), upto="end")
-    sink = make(value=sl.Arrow(), mode="append")
+    sl.follow(log, make(value=sl.values.Arrow(max_columns=2), mode="append"), upto="end")
+    sink = make(value=sl.values.Arrow(), mode="append")
     replayed = sl.tables.replay_letters(sink, log)
     assert (replayed.applied, replayed.unreadable) == (1, 1)
     assert columns(sink) == {"id", "extra", "name"}
@@ -149,7 +149,7 @@ def test_without_dead_letters_a_new_field_is_a_column_and_a_hostile_one_stops_th
 ) -> None:
     log = sl.open(f"memory://{uuid4()}", create=True)
     append(log, number("id"), number("extra", 2.5))
-    sink = make(has_letters=False, value=sl.Arrow(), mode="append")
+    sink = make(has_letters=False, value=sl.values.Arrow(), mode="append")
     sl.follow(log, sink, upto="end")
     assert columns(sink) == {"id", "extra"}
     append(log, number("_offset"))
@@ -162,7 +162,7 @@ def test_the_limit_on_columns_is_that_of_the_table_and_not_of_a_batch(make: Call
     log = sl.open(f"memory://{uuid4()}", create=True)
     for at in range(4):
         append(log, number(f"c{at}"))
-        sink = make(value=sl.Arrow(max_columns=3), mode="append")
+        sink = make(value=sl.values.Arrow(max_columns=3), mode="append")
         sl.follow(log, sink, upto="end")
     assert columns(sink) == {"c0", "c1", "c2"}
     assert "max_columns" in letters(sink, log)[3]

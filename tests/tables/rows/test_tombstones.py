@@ -16,7 +16,7 @@ from strandline.errors import BadRecord, InvalidInput
 from tests.cases import some
 from tests.cli.conftest import Run, run  # noqa: F401 - a fixture
 
-ROW = sl.Json(pa.schema({"id": pa.int64(), "name": pa.string()}))
+ROW = sl.values.Json(pa.schema({"id": pa.int64(), "name": pa.string()}))
 
 
 def a_log(*keys: bytes | None) -> Any:
@@ -66,7 +66,7 @@ AVRO = '{"type": "record", "name": "k", "fields": [{"name": "id", "type": "long"
         ("key", b"1", b"one"),
         ("json", b'{"id": 1}', b"1"),
         ("json", b'{"schema": {}, "payload": {"id": 1}}', b"[]"),
-        (sl.Avro(AVRO), b"\x02", b""),
+        (sl.values.Avro(AVRO), b"\x02", b""),
     ],
     ids=["key", "json", "payload", "codec"],
 )
@@ -85,8 +85,8 @@ def test_the_key_of_the_record_names_the_row(
     [
         (pa.decimal128(9, 2), "key", b"1.00", b"1e-9999999"),
         (pa.decimal128(9, 2), "key", b"1e0", b"0." + b"0" * 3_000_000 + b"1"),
-        (pa.decimal128(9, 2), sl.Json(pa.schema({"id": pa.string()})), b'{"id": "1"}', b'{"id": "1e-9999999"}'),
-        (pa.int32(), sl.Avro(AVRO), b"\x02", b"\x80\x80\x80\x80\x80\x01"),
+        (pa.decimal128(9, 2), sl.values.Json(pa.schema({"id": pa.string()})), b'{"id": "1"}', b'{"id": "1e-9999999"}'),
+        (pa.int32(), sl.values.Avro(AVRO), b"\x02", b"\x80\x80\x80\x80\x80\x01"),
         (pa.int64(), "key", b"1", b"\xff"),
     ],
     ids=["exponent", "digits", "codec of text", "wider codec", "no text"],
@@ -95,7 +95,7 @@ def test_a_key_that_its_column_cannot_hold_is_a_dead_letter(
     column: pa.DataType, tombstones: Any, key: bytes, bad: bytes, tmp_path: Path
 ) -> None:
     log = a_log(key, bad)
-    options = {"value": sl.Json(pa.schema({"id": column, "name": pa.string()})), "tombstones": tombstones}
+    options = {"value": sl.values.Json(pa.schema({"id": column, "name": pa.string()})), "tombstones": tombstones}
     sl.follow(log, sink("sqlite", tmp_path, **options), upto="end")
     found = sl.tables.verify(sink("sqlite", tmp_path, **options), log)
     assert (found.is_clean, found.rows) == (True, 1)
@@ -120,7 +120,7 @@ def test_tombstones_that_mean_nothing_to_a_table_are_refused(tmp_path: Path) -> 
     with pytest.raises(InvalidInput, match="2 columns"):
         sl.DeltaSink(tmp_path / "t", value=ROW, key=("id", "name"), tombstones="key")
     with pytest.raises(InvalidInput, match="no column 'id'"):
-        sl.DeltaSink(tmp_path / "t", value=ROW, key="id", tombstones=sl.Json(pa.schema({"x": pa.int64()})))
+        sl.DeltaSink(tmp_path / "t", value=ROW, key="id", tombstones=sl.values.Json(pa.schema({"x": pa.int64()})))
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_a_key_whose_type_cannot_become_that_of_its_column_is_refused_at_the_sta
     column: pa.DataType, codec: pa.DataType | None, tmp_path: Path
 ) -> None:
     def made(kind: pa.DataType | None) -> Any:
-        keys = "key" if kind is None else sl.Json(pa.schema({"id": kind}))
-        return sink("delta", tmp_path, value=sl.Json(pa.schema({"id": column})), tombstones=keys)
+        keys = "key" if kind is None else sl.values.Json(pa.schema({"id": kind}))
+        return sink("delta", tmp_path, value=sl.values.Json(pa.schema({"id": column})), tombstones=keys)
 
     if codec is None or pt.is_boolean(codec):
         made(codec)  # bool and text are numbers, and the other way round

@@ -27,8 +27,8 @@ from strandline.tables.sql.postgres_transaction import PostgresTransaction
 from tests.node.flight.tcp import TcpProxy
 from tests.postgres import PostgresServer
 
-NARROW = sl.Json(pa.schema({"id": pa.int32(), "s": pa.string()}))
-WIDE = sl.Json(pa.schema({"id": pa.int64(), "s": pa.string()}))
+NARROW = sl.values.Json(pa.schema({"id": pa.int32(), "s": pa.string()}))
+WIDE = sl.values.Json(pa.schema({"id": pa.int64(), "s": pa.string()}))
 KINDS = ["good"] * 8 + ["delete", "purge", "nul", "junk", "time", "long", "none", "big", "huge"]
 STEPS = ["stage", "lock", "read_table", "merge", "store", "put_dead_letters"]
 ALLOWED = (TransientStorageError, Contended, Conflict, Fenced)

@@ -181,7 +181,7 @@ def apply(sink, first, *rows):
 
 
 def typed(database, schema=ORDERS, **options):
-    return database.sink(value=sl.Json(schema), **options)
+    return database.sink(value=sl.values.Json(schema), **options)
 
 
 # --- columns ---------------------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ def test_names_that_a_database_confuses_are_refused_before_anything_is_stored(da
 def test_postgres_refuses_names_that_it_would_cut_or_keeps_for_itself(postgres):
     for name in ("x" * 64, "ctid"):
         with pytest.raises(SchemaRefused):
-            sl.PostgresSink("dbname=x", table="orders", value=sl.Json(pa.schema({name: pa.string()})))
+            sl.PostgresSink("dbname=x", table="orders", value=sl.values.Json(pa.schema({name: pa.string()})))
     with pytest.raises(InvalidInput, match="names no table"):
         sl.PostgresSink("dbname=x", table="a.b.c")
 
@@ -328,7 +328,7 @@ def test_a_failure_after_the_dead_letters_leaves_neither_rows_nor_letters(databa
     monkeypatch.undo()
     assert database.query("SELECT id FROM orders") == [(7,)]
     assert database.query("SELECT * FROM orders_dead_letters") == []
-    assert database.sink(value=sl.Json(ORDERS)).cursor(LOG) == at
+    assert database.sink(value=sl.values.Json(ORDERS)).cursor(LOG) == at
 
 
 def test_what_postgres_cannot_store_is_a_bad_record(postgres):
@@ -364,7 +364,7 @@ def test_what_postgres_cannot_store_is_a_bad_record(postgres):
 def test_a_row_that_is_longer_than_a_page_is_a_bad_record(postgres, kinds):
     database = Postgres(postgres, f"tables_{next(_NUMBERS)}")
     schema = pa.schema([(f"c{at}", kind) for at, kind in enumerate(kinds)])
-    codec = sl.Arrow(schema, max_columns=1_500)
+    codec = sl.values.Arrow(schema, max_columns=1_500)
     values = {pa.string(): "x" * 60, pa.int64(): 7, pa.bool_(): True, pa.decimal128(38, 5): Decimal("1.5")}
     [row] = codec.encode(pa.RecordBatch.from_pylist([{one.name: values[one.type] for one in schema}], schema))
     sink = database.sink(value=codec, dead_letters=True)
@@ -378,7 +378,9 @@ def test_a_row_that_is_longer_than_a_page_is_a_bad_record(postgres, kinds):
 
 def test_numbers_that_json_lacks_are_bad_records_in_lists_of_postgres(postgres):
     database = Postgres(postgres, f"tables_{next(_NUMBERS)}")
-    codec = sl.Arrow(pa.schema({"names": pa.list_(pa.string()), "at": pa.list_(pa.float64()), "f": pa.float64()}))
+    codec = sl.values.Arrow(
+        pa.schema({"names": pa.list_(pa.string()), "at": pa.list_(pa.float64()), "f": pa.float64()})
+    )
     odd = [{"at": [1.5, odd]} for odd in (float("nan"), float("inf"), -float("inf"))]
     fine = [{"names": ["NaN", 'a",Infinity,"b', "\\"], "f": float("nan")}, {"at": [1e308]}]
     sink = database.sink(value=codec, dead_letters=True)
@@ -513,7 +515,7 @@ def test_soft_deletes_mark_the_same_rows_as_in_every_other_table(database, step)
 
 
 def test_more_bad_records_than_allowed_stop_a_commit(database):
-    bad = {"value": sl.Json(ORDERS), "dead_letters": True}
+    bad = {"value": sl.values.Json(ORDERS), "dead_letters": True}
     rows = [(b"a", b'{"id": 1}'), (b"b", b"no JSON")]
     with pytest.raises(BadRecord, match=r"1 of 2 records.*offset 1"):
         apply(database.sink(max_bad_share=0.4, **bad), 0, *rows)

@@ -29,7 +29,7 @@ _POLL: Final = 0.1
 
 def follow_orders(spark: SparkSession, folder: DemoFolder) -> list[sl.spark.Following]:
     """Our pipelines: each table stores its own cursor, so that there is no checkpoint to lose."""
-    value = sl.Json(ORDER)
+    value = sl.values.Json(ORDER)
     tables = {
         SLOT: sl.DeltaSink(folder.orders, mode="latest", value=value),
         HISTORY_SLOT: sl.DeltaSink(folder.history, mode="history", value=value),

@@ -74,10 +74,10 @@ def create(
 def codec_from_file(kind: ValueFormat, schema: Path) -> Codec:
     """The codec of values in a format, with the schema in a file."""
     kinds: dict[ValueFormat, Callable[[str], Codec]] = {
-        ValueFormat.JSON: sl.Json,
-        ValueFormat.AVRO: sl.Avro,
-        ValueFormat.MESSAGEPACK: sl.MessagePack,
-        ValueFormat.ARROW: sl.Arrow,
+        ValueFormat.JSON: sl.values.Json,
+        ValueFormat.AVRO: sl.values.Avro,
+        ValueFormat.MESSAGEPACK: sl.values.MessagePack,
+        ValueFormat.ARROW: sl.values.Arrow,
     }
     return codec_by(kinds[kind], schema)
 

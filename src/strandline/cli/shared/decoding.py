@@ -27,7 +27,7 @@ class Unreadable(str):
 
 def json_codec(schema: Path) -> Codec:
     """The codec of JSON values with the schema in a file."""
-    return codec_by(sl.Json, schema)
+    return codec_by(sl.values.Json, schema)
 
 
 def codec_by(kind: Callable[[str], Codec], schema: Path) -> Codec:
@@ -96,7 +96,7 @@ def _rows(columns: pa.RecordBatch) -> list[Any]:
 
 def _field(column: pa.RecordBatch) -> list[Any]:
     try:
-        return _encoded(column, sl.Json(column.schema))
+        return _encoded(column, sl.values.Json(column.schema))
     except InvalidInput:  # a type that JSON lacks
         return _texts(column)
 

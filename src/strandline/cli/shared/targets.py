@@ -11,7 +11,7 @@ from strandline.model.addresses import ParsedAddress
 from strandline.storage.disk import DISK
 
 _SUFFIX: Final = ".logical.wal"
-_PROGRAM: Final = "no command is for it; a program opens it with strandline.{}."
+_PROGRAM: Final = "no command is for it; a program opens it with strandline.followers.{}."
 
 
 def folder_at(url: str) -> Path | None:

@@ -141,7 +141,7 @@ def follow(
         health.ready()
         done = sl.follow(
             cast("sl.Log", log),
-            cast("sl.Sink", sink),
+            cast("sl.followers.Sink", sink),
             slot,
             start=cast("Start", start),
             upto=end,

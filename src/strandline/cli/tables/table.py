@@ -267,7 +267,7 @@ def move(
         sink = followed_table(
             url, former, schema=schema, key=key, tombstones=tombstones, name=name, dead_letters=letters
         )
-        done = sl.move_table(sink, old, new)
+        done = sl.bulk.move_table(sink, old, new)
     follows = "follows that log already" if done.was_there else "follows that log now"
     text = f"The table {follows}, from offset {done.cursor.next:,} on; no row was changed."
     show.answer({"cursor": str(done.cursor), "moved": not done.was_there}, text)

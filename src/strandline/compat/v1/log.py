@@ -235,7 +235,7 @@ class QueueLog(OptionalCalls, Produces, LogReading, Closing):
 
     def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
         if writer is not None:
-            raise InvalidInput("A queue of version 1 remembers no number of a former writer: leave writer= out.")
+            raise InvalidInput("A queue of version 1 remembers no number of a former writer: leave the writer out.")
         name = WriterId(self._chance.uuid())
         return Shipping(self._shipper(self.new_cell(), name, compression or "zstd"), name, 0, self.clock)
 

@@ -240,7 +240,7 @@ class Produces(ABC):
         """
         own = self._limits
         if own.uploads == 1 and (uploads is not None or compression is not None):
-            raise InvalidInput("Only logs in object stores take uploads= and compression=: leave them out.")
+            raise InvalidInput("Only logs in object stores take uploads and compression: leave them out.")
         limits = Limits(
             own.batch_bytes if batch_bytes is None else batch_bytes,
             own.linger if linger is None else linger,

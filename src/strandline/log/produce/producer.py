@@ -82,12 +82,12 @@ class Producer(Closing):
     With a codec, the producer's (``log.producer(value=…)``) or the log's own, values may be typed:
 
     >>> import pyarrow as pa
-    >>> with log.producer(value=sl.Json(pa.schema({"id": pa.int32()}))) as producer:
+    >>> with log.producer(value=sl.values.Json(pa.schema({"id": pa.int32()}))) as producer:
     ...     producer.append(key=b"k", value={"id": 1}).result()
     ...     producer.append_batch(pa.table({"key": [b"k", b"l"], "id": [2, 3]})).result()
     Receipt(first=3, count=1)
     Receipt(first=4, count=2)
-    >>> log.producer(value=sl.Json(pa.schema({"id": pa.int32()}))).append(value={"id": "x"})
+    >>> log.producer(value=sl.values.Json(pa.schema({"id": pa.int32()}))).append(value={"id": "x"})
     Traceback (most recent call last):
     strandline.errors.InvalidInput: The value does not fit the schema: Expected `int | null`, got `str` - at `$.id`.
     """

@@ -18,8 +18,8 @@ from strandline.values.schema.evolution import is_list
 
 TYPES: Final = "Keys and values are bytes or None: encode text first."
 _UNTYPED: Final = (
-    "This log names no format for its values, so that they are bytes: give the producer a codec (value=sl.Json(...)), "
-    "or encode the value first."
+    "This log names no format for its values, so that they are bytes: give the producer a codec "
+    "(value=sl.values.Json(...)), or encode the value first."
 )
 _AMBIGUOUS: Final = (
     "The column 'value' holds bytes, which may be encoded values or the value's field of that name: for the field name "

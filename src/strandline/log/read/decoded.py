@@ -34,7 +34,7 @@ def read_decoded(
     ``InvalidInput`` if the log names no codec, ``Unsupported`` if it cannot.
 
     >>> import strandline as sl
-    >>> log = sl.open("memory://doctest-decoded", create=True, value=sl.Json(pa.schema({"id": pa.int64()})))
+    >>> log = sl.open("memory://doctest-decoded", create=True, value=sl.values.Json(pa.schema({"id": pa.int64()})))
     >>> with log.producer() as producer:
     ...     _ = producer.append(key=b"a", value={"id": 7})
     ...     _ = producer.append(key=b"b", value=b"no JSON").result()

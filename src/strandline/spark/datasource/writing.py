@@ -113,7 +113,7 @@ def _written(schema: StructType, codec: Codec | None) -> tuple[str, ...]:
             raise InvalidInput(
                 f"The log names no format for its values, so that it takes {', '.join(RECORD_SCHEMA.names)}, and the "
                 f"DataFrame has {', '.join(unknown)}: encode them into value (to_json(struct(…))), or create the log "
-                "with value=sl.Json(…)."
+                "with value=sl.values.Json(…)."
             )
     if not names:
         raise InvalidInput("The DataFrame has no column that could be written: it needs at least key or value.")

@@ -76,10 +76,11 @@ class DeltaSink(FileTableSink):
     it), a null value is a row. ``mode="append"`` keeps every change. ``mode="history"`` keeps every version of every
     key, with the offsets and times at which it began and ended.
 
-    ``value`` is the codec of the values, such as ``sl.Json(schema)``: the table then has their fields as columns, and
-    ``_key``, ``_offset``, ``_timestamp`` and ``_op``. New fields become new columns, and numbers become wider; any
-    other change of the schema is ``SchemaRefused``. ``value="log"`` is the codec that the log names (:meth:`meet`), in
-    its newest version at each commit; a table that was made with the record's own columns keeps them.
+    ``value`` is the codec of the values, such as ``sl.values.Json(schema)``: the table then has their fields as
+    columns, and ``_key``, ``_offset``, ``_timestamp`` and ``_op``. New fields become new columns, and numbers become
+    wider; any other change of the schema is ``SchemaRefused``. ``value="log"`` is the codec that the log names
+    (:meth:`meet`), in its newest version at each commit; a table that was made with the record's own columns keeps
+    them.
 
     ``key`` names columns that identify a row instead of the record's key. ``tombstones`` then says how a delete without
     a value names its row by the record's key: ``"key"``, that is the text of the key column; ``"json"``, it is a JSON

@@ -206,7 +206,7 @@ def replay_letters(sink: MaintainedTable, log: Log | Address) -> Replayed:
     >>> with log.producer() as producer:
     ...     _ = producer.append(key=b"a", value=b'{"id": 3000000000}').result()
     >>> def sink(kind: pa.DataType) -> sl.DeltaSink:
-    ...     codec = sl.Json(pa.schema({"id": kind}))
+    ...     codec = sl.values.Json(pa.schema({"id": kind}))
     ...     return sl.DeltaSink(f"{folder}/table", value=codec, dead_letters=f"{folder}/letters")
     >>> sl.follow(log, sink(pa.int32()), upto="end").next
     1
@@ -238,7 +238,7 @@ def letters(sink: MaintainedTable, log: Log | Address) -> pa.Table:
     >>> log = sl.open(f"{folder}/log", create=True)
     >>> with log.producer() as producer:
     ...     _ = producer.append(key=b"a", value=b"no JSON").result()
-    >>> codec = sl.Json(pa.schema({"id": pa.int64()}))
+    >>> codec = sl.values.Json(pa.schema({"id": pa.int64()}))
     >>> sink = sl.DeltaSink(f"{folder}/table", value=codec, dead_letters=f"{folder}/letters")
     >>> sl.follow(log, sink, upto="end").next
     1

@@ -38,8 +38,8 @@ class _Envelope(ABC):
         after = self._event.schema.field("after").type if "after" in self._event.schema.names else None
         if after is None or not pt.is_struct(after):
             raise SchemaRefused(
-                f"{type(self).__name__} takes a codec of rows (sl.Json, sl.MessagePack), or one whose schema has the "
-                "event's fields 'before' and 'after'."
+                f"{type(self).__name__} takes a codec of rows (sl.values.Json, sl.values.MessagePack), or one whose "
+                "schema has the event's fields 'before' and 'after'."
             )
         self._schema = pa.schema(list(after))
 

@@ -47,5 +47,7 @@ class Raw:
         if isinstance(value, dict) and set(value) == {"value"}:
             value = value["value"]
         if not isinstance(value, bytes | bytearray | memoryview):
-            raise InvalidInput(f"A raw value must be bytes, not {type(value).__name__}: name a codec, such as sl.Json.")
+            raise InvalidInput(
+                f"A raw value must be bytes, not {type(value).__name__}: name a codec, such as sl.values.Json."
+            )
         return bytes(value)
