@@ -195,12 +195,12 @@ def test_a_follower_that_took_over_is_not_stopped_by_the_last_commit_of_the_one_
     follow(log, old, "s", upto=1)
     write, late = DeltaCommits.commit, []
 
-    def meanwhile(self, *arguments):
-        if self.followed is not old._followed and not late:
+    def meanwhile(self, *arguments, **options):
+        if self is not old._followed and not late:
             late.append(True)
             at = Cursor(log.log_id, 1)
             old.apply(changes(1, ROWS[1]), since=at, upto=at.at(2))
-        write(self, *arguments)
+        write(self, *arguments, **options)
 
     monkeypatch.setattr(DeltaCommits, "commit", meanwhile)
     new = DeltaSink(table, mode="append")

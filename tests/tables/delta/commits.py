@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from strandline.model.cursor import Cursor
 from strandline.tables.delta.sink import DeltaSink
-from strandline.tables.delta.transaction import DeltaTransaction
+from strandline.tables.files.transaction import FileTransaction
 
 
 def nothing(_: Cursor) -> None:
@@ -18,7 +18,7 @@ def around_commits(
 ) -> DeltaSink:
     """A sink that calls ``before`` when it begins a range, and ``after`` when it has committed it."""
 
-    class Followed(DeltaTransaction):
+    class Followed(FileTransaction):
         def commit(self, written) -> None:
             super().commit(written)
             after(self.upto)
@@ -29,6 +29,6 @@ def around_commits(
             begun = super().begin(since=since, upto=upto, tasks=tasks)
             if begun is None:
                 return None
-            return Followed(begun.followed, begun.table, begun.since, begun.upto, begun.at, begun.parts, begun.claim)
+            return Followed(begun.followed, begun.version, begun.since, begun.upto, begun.parts, begun.claim)
 
     return Sink(url, mode=mode)

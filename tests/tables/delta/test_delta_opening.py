@@ -123,10 +123,10 @@ def test_a_compaction_does_not_move_the_handle_on_which_a_follower_is_about_to_c
         put(sink, offset)
     begun = sink.begin(since=Cursor(LOG, 3), upto=Cursor(LOG, 4), tasks=1)
     assert begun is not None
-    assert begun.table is not None
+    assert begun.version.table is not None
     sink.optimized()
     assert deltalake.DeltaTable(tmp_path / "table").version() > 3
-    assert begun.table.version() == 3
+    assert begun.version.table.version() == 3
 
 
 def test_a_commit_of_another_writer_is_seen_by_a_sink_that_has_the_table_open(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from strandline.errors import StorageError, TransientStorageError, WrongKind
 from strandline.storage.disk import FolderRow, LocalDisk
 from strandline.storage.objects.urls import open_store
 from strandline.tables.delta.commits import DeltaCommits
-from strandline.tables.delta.table import FollowedDelta
 from tests.proxy import FaultyProxy, answer
 from tests.servers import S3Server
 from tests.tables.drills.test_drills import World
@@ -174,7 +173,7 @@ def test_a_follower_that_gives_up_a_new_table_leaves_the_files_of_another_one_al
             return found
 
     monkeypatch.setattr("strandline.tables.delta.commits.is_data_file", lambda _: True)
-    table = FollowedDelta(str(folder), None, "default", {}, LateDisk())  # type: ignore[arg-type]
+    table = DeltaCommits(str(folder), None, "default", {}, LateDisk())  # type: ignore[arg-type]
     monkeypatch.setattr(table, "open", lambda: None)
-    DeltaCommits(table).remove_uncommitted("mine")
+    table.remove_uncommitted("mine")
     assert [path.name for path in folder.iterdir()] == [names[1]]

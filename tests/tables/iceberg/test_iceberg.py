@@ -220,10 +220,10 @@ def test_bad_records_become_dead_letters_each_once(catalog, monkeypatch):
     apply(sink(), 0, (b"a", b'{"id": 7}'), (b"b", b"{"))
     commit = IcebergCommits.commit
 
-    def crashing(self, *arguments):
-        if self.followed.identifier == "shop.orders":
+    def crashing(self, *arguments, **options):
+        if self.where == "shop.orders":
             raise KeyboardInterrupt
-        commit(self, *arguments)
+        commit(self, *arguments, **options)
 
     with monkeypatch.context() as patch:  # between the letters and the rows
         patch.setattr(IcebergCommits, "commit", crashing)
@@ -272,11 +272,11 @@ def overtaken(monkeypatch, slow, quick):
     """What ``slow`` commits next comes behind a commit of ``quick``."""
     commit = IcebergCommits.commit
 
-    def behind(self, *arguments):
-        if self.followed is slow._followed:
+    def behind(self, *arguments, **options):
+        if self is slow._followed:
             monkeypatch.setattr(IcebergCommits, "commit", commit)
             quick()
-        commit(self, *arguments)
+        commit(self, *arguments, **options)
 
     monkeypatch.setattr(IcebergCommits, "commit", behind)
 
@@ -574,8 +574,8 @@ def test_a_crash_at_any_step_leaves_the_table_at_its_cursor_or_behind_the_range(
     owner = FollowedIceberg if step in {"begin", "data_files"} else IcebergCommits
     done = getattr(owner, step)
 
-    def crashing(self, *arguments):
-        done(self, *arguments)
+    def crashing(self, *arguments, **options):
+        done(self, *arguments, **options)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

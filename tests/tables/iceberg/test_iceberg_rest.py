@@ -102,10 +102,10 @@ def test_a_commit_on_an_older_state_is_refused_by_the_catalog_and_the_follower_i
     sl.follow(log, slow, upto=3)
     commit = IcebergCommits.commit
 
-    def overtaken(self: IcebergCommits, *arguments: Any) -> None:
+    def overtaken(self: IcebergCommits, *arguments: Any, **options: Any) -> None:
         monkeypatch.undo()
         sl.follow(log, sink_of(server), upto=6)
-        commit(self, *arguments)
+        commit(self, *arguments, **options)
 
     monkeypatch.setattr(IcebergCommits, "commit", overtaken)
     with pytest.raises(Fenced):
@@ -123,10 +123,10 @@ def test_of_two_followers_that_create_a_table_one_does(
     log, slow = filled(6), sink_of(server)
     commit = IcebergCommits.commit
 
-    def overtaken(self: IcebergCommits, *arguments: Any) -> None:
+    def overtaken(self: IcebergCommits, *arguments: Any, **options: Any) -> None:
         monkeypatch.undo()
         sl.follow(log, sink_of(server), upto=3)
-        commit(self, *arguments)
+        commit(self, *arguments, **options)
 
     monkeypatch.setattr(IcebergCommits, "commit", overtaken)
     with pytest.raises(Fenced):

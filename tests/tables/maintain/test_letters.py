@@ -23,6 +23,7 @@ from strandline.log.memory import MemoryLog
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
 from strandline.tables.delta.commits import DeltaCommits
+from strandline.tables.files.letters import stored_letters
 from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.files.sink import FileTableSink
 from strandline.tables.iceberg.commits import IcebergCommits
@@ -77,8 +78,8 @@ def test_a_letter_is_listed_with_the_commit_of_its_rows_after_a_crash_between_bo
     crashes: list[int] = []
 
     def crashing(self: Any, *arguments: Any, **options: Any) -> Any:
-        followed = getattr(self, "followed", None)  # a SQL table has no commit of its own for letters
-        if followed is not None and isinstance(followed.shape, DeadLetters):
+        # A SQL table has no commit of its own for letters.
+        if isinstance(getattr(self, "shape", None), DeadLetters):
             return commit(self, *arguments, **options)  # the letters are stored, and their rows are not
         raise Crash
 
@@ -106,8 +107,9 @@ def stored(place: Any, log: MemoryLog) -> list[int]:
     sink = place.sink(value=NARROW, **place.options)
     replay = sink._letter_replay(log)
     with replay.opened() as table:
-        files = [table._stored_letters(path).column("offset").to_pylist() for path in table.box.sizes()]
-    return sorted(offset for offsets in files for offset in offsets)
+        box = table.letters_now
+        files = [stored_letters(box.files, path, box.columns) for path in table.box.sizes(box)]
+    return sorted(offset for file in files for offset in file.column("offset").to_pylist())
 
 
 @pytest.mark.matrix
@@ -124,7 +126,7 @@ def test_a_letter_whose_record_got_a_row_from_a_corrected_sink_after_a_crash_is_
     commit = getattr(owner, name)
 
     def crashing(self: Any, *arguments: Any, **options: Any) -> Any:
-        if isinstance(self.followed.shape, DeadLetters):
+        if isinstance(self.shape, DeadLetters):
             return commit(self, *arguments, **options)
         raise Crash
 
@@ -163,7 +165,7 @@ def test_letters_that_cannot_be_removed_behind_a_commit_are_removed_by_the_next_
     refused: list[bool] = []
 
     def crashing(self: Any, *arguments: Any, **options: Any) -> Any:
-        if isinstance(self.followed.shape, DeadLetters) is not bool(refused):
+        if isinstance(self.shape, DeadLetters) is not bool(refused):
             return commit(self, *arguments, **options)
         raise Conflict("Another job was first.") if refused else Crash
 
@@ -194,7 +196,7 @@ def test_the_letter_of_another_log_at_an_offset_is_not_taken_for_the_own_one_aft
     commit = DeltaCommits.commit
 
     def crashing(self: Any, *arguments: Any, **given: Any) -> Any:
-        if isinstance(self.followed.shape, DeadLetters):
+        if isinstance(self.shape, DeadLetters):
             return commit(self, *arguments, **given)
         raise Crash
 

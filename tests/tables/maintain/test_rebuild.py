@@ -35,8 +35,8 @@ from strandline.model.sink import Part, Written
 from strandline.storage.task_pool import ThreadPool
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.files import DeltaFiles
-from strandline.tables.delta.letters import LetterBox
 from strandline.tables.files import part as parts_module
+from strandline.tables.files.letters import LetterBox
 from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.tables.maintain.comparison import RowDifferences

@@ -392,7 +392,7 @@ def _died(*_: Any, **__: Any) -> Any:
 
 def _only_letters(commit: Any) -> Any:
     def commit_or_die(commits: Any, *arguments: Any, **options: Any) -> Any:
-        is_letters = isinstance(commits.followed.shape, DeadLetters)
+        is_letters = isinstance(commits.shape, DeadLetters)
         return (commit if is_letters else _died)(commits, *arguments, **options)
 
     return commit_or_die
@@ -439,7 +439,7 @@ def test_a_replay_leaves_the_letters_alone_that_a_rebuild_has_stored_before_its_
     commit = owner.commit
 
     def commit_later(commits: Any, *arguments: Any, **options: Any) -> Any:
-        if not isinstance(commits.followed.shape, DeadLetters):
+        if not isinstance(commits.shape, DeadLetters):
             monkeypatch.setattr(owner, "commit", commit)
             place.replay()
         return commit(commits, *arguments, **options)

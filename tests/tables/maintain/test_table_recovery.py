@@ -215,7 +215,7 @@ def adopted_while(sink, log, monkeypatch, meanwhile):
     accept, adopting = DeltaCommits.accept, again(sink)
 
     def too_late(self, *arguments, **options):
-        if self.followed is adopting._followed:
+        if self is adopting._followed:
             meanwhile()
         accept(self, *arguments, **options)
 
@@ -334,14 +334,14 @@ def test_a_commit_that_lands_in_a_table_created_again_meanwhile_is_not_taken_for
     in_steps(log, sink, 10, 20)
     write = DeltaCommits.commit
 
-    def into_another(self, table, *arguments):
-        version, schema = table.version(), table.schema()
+    def into_another(self, found, *arguments, **options):
+        version, schema = found.number, found.table.schema()
         shutil.rmtree(sink.url)
         other = DeltaTable.create(sink.url, schema)
         for _ in range(version):
             other.create_write_transaction([], mode="append", schema=schema)
             other.update_incremental()
-        write(self, table, *arguments)
+        write(self, found, *arguments, **options)
 
     monkeypatch.setattr(DeltaCommits, "commit", into_another)
     with pytest.raises((Diverged, StorageError)):
@@ -447,10 +447,10 @@ def test_maintenance_that_commits_at_the_same_moment_does_not_stop_a_follower(lo
     in_steps(log, sink, 10, 20)
     write, jobs = DeltaCommits.commit, [properties_changed, compacted]
 
-    def meanwhile(self, *arguments):
+    def meanwhile(self, *arguments, **options):
         if jobs:
             jobs.pop()(sink)
-        write(self, *arguments)
+        write(self, *arguments, **options)
 
     monkeypatch.setattr(DeltaCommits, "commit", meanwhile)
     follow(log, again(sink), "s", upto="end")
@@ -540,12 +540,12 @@ def test_the_commit_that_is_synced_is_ours_also_if_another_job_commits_right_aft
     owner = DeltaCommits if before == "_settle" else FollowedDelta
     real, seen = getattr(owner, before), set()
 
-    def crowd(followed, commit, **more):
+    def crowd(followed, *given, **more):
         """Let another job commit right after each commit of the sink, before that is read back or synced."""
-        if commit not in seen:
-            seen.add(commit)
+        if given[-1] not in seen:
+            seen.add(given[-1])
             properties_changed(sink)
-        real(followed, commit, **more)
+        return real(followed, *given, **more)
 
     monkeypatch.setattr(owner, before, crowd)
     crowded = DeltaSink(sink.url, mode=sink.mode, disk=Watching())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -30,6 +31,18 @@ def table_folder(url: str) -> str | None:
         return url
     parts = split_address(url)
     return unquote(parts.path) if parts.scheme == "file" else None
+
+
+def address_in_letters(url: str) -> str:
+    """The address of a table as its letters name it: the same for each spelling of a folder.
+
+    >>> address_in_letters("/tables/x/../a b/"), address_in_letters("file:///tables/a%20b")
+    ('/tables/a b', '/tables/a b')
+    >>> address_in_letters("s3://bucket/a/")
+    's3://bucket/a'
+    """
+    folder = table_folder(url)
+    return url.rstrip("/") if folder is None else os.path.abspath(folder)  # noqa: PTH100 - no lookup, and no ".."
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +153,14 @@ def _in_utc(path: str, kind: pa.DataType, old: AbstractSet[str]) -> pa.DataType:
     return pa.timestamp("us", "UTC") if path in old else kind
 
 
-def added(file: DataFile, now: int) -> Any:
+def added_file(file: DataFile, now: int) -> Any:
     """The action that adds a file; ``now`` in milliseconds."""
     from deltalake.transaction import AddAction
 
     return AddAction(quote(file.path), file.size, {}, now, True, _statistics(file))
 
 
-def removed(path: str, size: int, now: int) -> Any:
+def removed_file(path: str, size: int, now: int) -> Any:
     """The action that removes a file, by its path in the history. Without its size the change feed cannot be read."""
     from deltalake.transaction import RemoveAction
 

@@ -20,6 +20,7 @@ from uuid import UUID
 
 from strandline.errors import CorruptData, Diverged, InvalidInput
 from strandline.model.cursor import Cursor
+from strandline.tables.files.followed import REMEDY, OwnCommit
 from strandline.tables.files.recorded import COMMIT_KEY, CURSOR_KEY, HOLDER_KEY
 
 TABLE_KEY: Final = "strandline.table"
@@ -28,13 +29,6 @@ TABLE_KEY: Final = "strandline.table"
 The value of ``COMMIT_KEY`` is a number that no other commit has: by it a follower recognises a commit whose answer was
 lost.
 """
-
-REMEDY: Final = (
-    "Remove the table to build it again, or repair it ('strandline table repair'), which restores the last version "
-    "that is known to be right and continues from its cursor; if you know that the table is right as it is, let its "
-    "sink adopt it."
-)
-"""What to do with a table that other writers changed."""
 
 ReadCommit = Callable[[int], bytes | None]
 """The bytes of the commit file of a version; None if there is none."""
@@ -91,17 +85,6 @@ class TableCommit:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownCommits:
-    """The sink's last commit: which table, which version of it, and the cursor there."""
-
-    table_id: str
-    version: int
-    cursor: Cursor
-    holder: str | None = None
-    """The follower that holds the table since; None if that is unknown."""
-
-
-@dataclass(frozen=True, slots=True)
 class Observed:
     """State of a table when it is opened."""
 
@@ -144,7 +127,7 @@ def _parsed(version: int, actions: list[Any], application: Application) -> Table
     )
 
 
-def last_commit(seen: Observed, read: ReadCommit, application: Application, where: str) -> KnownCommits:
+def last_commit(seen: Observed, read: ReadCommit, application: Application, where: str) -> OwnCommit:
     """The sink's last commit, proved to be still in effect: no later commit changed a row.
 
     ``Diverged`` if one did, if the table is not the one that the sink committed to, or if that cannot be known
@@ -155,7 +138,7 @@ def last_commit(seen: Observed, read: ReadCommit, application: Application, wher
         if commit.cursor is not None:
             if commit.table_id not in (None, seen.table_id):
                 raise Diverged(f"The table {where} was replaced by another one at the same place. {REMEDY}")
-            return KnownCommits(seen.table_id, commit.version, commit.cursor, commit.holder)
+            return OwnCommit(seen.table_id, commit.version, commit.cursor, commit.holder)
         if commit.changed_rows:
             raise Diverged(
                 f"Version {commit.version} of the table {where} was not committed by its follower and changed rows "
@@ -163,25 +146,7 @@ def last_commit(seen: Observed, read: ReadCommit, application: Application, wher
             )
     if seen.committed is None or seen.committed > seen.version:
         raise Diverged(f"No version of the table {where} was committed by its follower. {REMEDY}")
-    return KnownCommits(seen.table_id, seen.committed, Cursor(application.log_id, seen.next))
-
-
-def refuse_replaced(known: KnownCommits | None, found: KnownCommits, where: str) -> None:
-    """``Diverged`` for another table, or an older copy, than the one that a running follower has committed to."""
-    if known is None:
-        return
-    if found.table_id != known.table_id:
-        raise replaced_by_another(where)
-    if found.version < known.version:
-        raise Diverged(
-            f"The last commit in the table {where} is version {found.version}, and its follower had committed version "
-            f"{known.version}: an older copy was put in its place. Start the follower again to continue from that copy."
-        )
-
-
-def replaced_by_another(where: str) -> Diverged:
-    """The error for another table at the place of the one that is followed."""
-    return Diverged(f"The table {where} was replaced by another one while it was followed. {REMEDY}")
+    return OwnCommit(seen.table_id, seen.committed, Cursor(application.log_id, seen.next))
 
 
 def own_commits(version: int, read: ReadCommit, application: Application) -> Iterator[TableCommit]:

@@ -68,11 +68,11 @@ class OrphanSweeper:
 
     def removed(self) -> int:
         """Remove orphans now; returns how many there were."""
-        table = self._followed.open_again()  # other threads use the remembered handle
-        if table is None or self._hours is None:
+        version = self._followed.open_again()  # other threads use the remembered handle
+        if version is None or self._hours is None:
             return 0
         gone = 0
-        for path in self._orphans(table, self._hours):
+        for path in self._orphans(version.table, self._hours):
             self._followed.files.remove(path)
             gone += 1
         if gone:

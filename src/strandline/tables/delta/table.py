@@ -4,37 +4,39 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from strandline.errors import Conflict, CorruptData, InvalidInput, NotFound, TransientStorageError
 from strandline.model.cursor import MILLISECOND, Cursor
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.disk import Disk, limit_rights
 from strandline.storage.objects.settings import store_settings
-from strandline.tables.delta.files import DeltaFiles, table_folder
-from strandline.tables.delta.handles import columns_of, deltalake_library, id_of, log_of
+from strandline.tables.delta.files import DeltaFiles, address_in_letters, table_folder
 from strandline.tables.delta.history import (
     NOBODY,
     Application,
-    KnownCommits,
     Observed,
+    TableCommit,
     last_commit,
+    last_restore,
+    letter_logs,
     parse_commit,
-    refuse_replaced,
-    replaced_by_another,
+    version_with,
 )
 from strandline.tables.delta.newest import NewestVersion
-from strandline.tables.delta.place import refuse_file, refuse_linked_log
-from strandline.tables.delta.recorded_shape import check_shape
+from strandline.tables.delta.place import check_place, refuse_file, refuse_linked_log
+from strandline.tables.delta.version import DeltaVersion, deltalake_library
+from strandline.tables.files.data_files import lost_file
+from strandline.tables.files.followed import FollowedTable, OwnCommit
 from strandline.tables.files.paths import is_inside, outside
-from strandline.tables.files.recorded import looked_at_again, not_followed, refuse_another_follower, refuse_removed
-from strandline.tables.rows.shape import DeadLetters, TableShape
+from strandline.tables.files.recorded import START_KEY
+from strandline.tables.rows.shape import BAD_SCHEMA, DeadLetters, TableShape
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -46,7 +48,7 @@ _LOST_COMMITS: Final = ("Expected contiguous commit files", "No table metadata o
 _NO_VERSION: Final = (*_LOST_COMMITS, "No files in log segment", "LogSegment end version")
 
 
-class FollowedDelta:
+class FollowedDelta(FollowedTable[DeltaVersion]):
     """A Delta table as its follower sees it: which version has which cursor, and whether that is still in effect."""
 
     def __init__(
@@ -58,12 +60,9 @@ class FollowedDelta:
         disk: Disk,
         clock: Clock = CLOCK,
     ) -> None:
+        super().__init__(url, address_in_letters(url), shape, name, disk)
         self.url = url
-        self.shape = shape
         self.files = DeltaFiles(url, store_settings(options), disk)
-        self.known: dict[UUID, KnownCommits] = {}
-        """The last commit of this object, by log."""
-        self._name = name
         self._clock = clock
         self._newest: NewestVersion | None = None
 
@@ -76,23 +75,29 @@ class FollowedDelta:
         """Milliseconds since the epoch, for the table's history."""
         return self._clock.now() // MILLISECOND
 
-    def open(self) -> DeltaTable | None:
-        """A handle on the newest version, for reading and for a commit; None if there is no table."""
+    def open(self) -> DeltaVersion | None:
+        """The newest version, on a handle that is remembered while it is the newest."""
         refuse_linked_log(self.files)
         newest = self._newest
         if newest is not None and newest.is_current(self.read_commit):
-            return newest.table
-        table = self.open_again()
-        self._newest = None if table is None else NewestVersion.of(table, self.read_commit)
-        return table
+            return DeltaVersion(newest.table, self.files)
+        found = self.open_again()
+        self._newest = None if found is None else NewestVersion.of(found.table, self.read_commit)
+        return found
 
-    def open_again(self) -> DeltaTable | None:
-        """A handle of the caller's own, which it may change."""
+    def open_again(self) -> DeltaVersion | None:
+        """The newest version on a handle of the caller's own."""
         refuse_linked_log(self.files)
         try:
-            return self._opened()
+            table = self._opened()
         except CorruptData:  # the library looks twice, and another job may have cleaned up commits in between
-            return self._opened()
+            table = self._opened()
+        return None if table is None else DeltaVersion(table, self.files)
+
+    def new(self, since: Cursor) -> DeltaVersion:
+        """The version before the first, of a table at whose place is nothing else."""
+        check_place(self.files)
+        return DeltaVersion(None, self.files, self.shape.schema(), since)
 
     def _opened(self) -> DeltaTable | None:
         delta = deltalake_library()
@@ -119,61 +124,134 @@ class FollowedDelta:
                 "az://, or iceberg://CATALOG/namespace.table, sqlite:FILE#TABLE or postgresql://host/database#table."
             ) from error
 
-    def columns(self) -> pa.Schema | None:
-        """The columns of the table now; None if there is none."""
-        table = self.open()
-        return None if table is None else columns_of(table)
+    def check_followed(self, version: DeltaVersion, log_id: UUID, *, is_rebuilt: bool = False) -> None:
+        """``Diverged`` for a table of another log, or of none; ``InvalidInput`` for one of another kind."""
+        self.cursor_in(version, log_id)
+        version.check_shape(self.shape, is_rebuilt=is_rebuilt)
+        if is_rebuilt:
+            version.refuse_append_only("a rebuild replaces all rows")
 
-    def position(self, log_id: UUID) -> KnownCommits | None:
-        """The sink's last commit; None if there is no table. Safe beside a commit of another thread."""
-        known = self.known.get(log_id)  # before the table is opened: what is committed meanwhile is newer
-        with looked_at_again(partial(self.refuse_lost, log_id)):
-            table = self.open()
-            if table is None:
-                self.refuse_removed(known)
-                return None
-            return self._proved(table, log_id, known)
-
-    def last_commit(self, table: DeltaTable, log_id: UUID) -> KnownCommits:
-        """The sink's last commit in the table, which is still in effect."""
-        return self._proved(table, log_id, self.known.get(log_id))
-
-    def _proved(self, table: DeltaTable, log_id: UUID, known: KnownCommits | None) -> KnownCommits:
-        application = self.application(log_id)
-        offset = self.next_in(table, log_id)
-        check_shape(table, self.shape, self.url)
-        table_id, version = id_of(table), table.version()
-        if known is not None and (known.table_id, known.version) == (table_id, version):
-            return known
-        seen = Observed(table_id, version, offset, self.transaction_in(table, application.commit(table_id)))
-        found = last_commit(seen, self.read_commit, application, self.url)
-        refuse_replaced(known, found, self.url)
-        # An earlier process may have died between its commit and its sync, and a slot will follow this cursor.
-        with contextlib.suppress(NotFound):  # only a checkpoint is left of it, which is older than any sync
-            self.make_durable(found.version)
-        return found
-
-    def next_in(self, table: DeltaTable, log_id: UUID) -> int:
-        """The next offset, by the table's application transaction; ``Diverged`` if the table follows another log."""
-        self.refuse_another_log(table, log_id)
-        offset = self.transaction_in(table, self.application(log_id).cursor)
-        if offset is not None:
-            return offset
-        raise not_followed(self.url, log_id, self._name, log_of(table))
-
-    def refuse_another_log(self, table: DeltaTable, log_id: UUID) -> None:
+    def refuse_another_log(self, version: DeltaVersion, log_id: UUID) -> None:
         """``Diverged`` if the table follows another log, also if it was moved there: Delta keeps all transactions.
 
         Dead letters may be those of several logs.
         """
-        owner = log_of(table)
-        if owner not in (None, str(log_id)) and not isinstance(self.shape, DeadLetters):
-            raise not_followed(self.url, log_id, self._name, owner)
+        if version.log not in (None, str(log_id)) and not isinstance(self.shape, DeadLetters):
+            raise self.not_followed(log_id, version.log)
 
-    def transaction_in(self, table: DeltaTable, name: str) -> int | None:
+    def cursor_in(self, version: DeltaVersion, log_id: UUID) -> Cursor:
+        """The cursor by the table's application transaction."""
+        self.refuse_another_log(version, log_id)
+        offset = self.transaction_in(version, self.application(log_id).cursor)
+        if offset is None:
+            raise self.not_followed(log_id, version.log)
+        return Cursor(log_id, offset)
+
+    def proof(self, version: DeltaVersion, log_id: UUID, known: OwnCommit | None) -> OwnCommit:
+        """The sink's last commit: no commit behind it has changed a row."""
+        if known is not None and (known.table_id, known.version) == (version.id, version.number):
+            return known
+        application = self.application(log_id)
+        committed = self.transaction_in(version, application.commit(version.id))
+        seen = Observed(version.id, version.number, self.cursor_in(version, log_id).next, committed)
+        return last_commit(seen, self.read_commit, application, self.url)
+
+    def is_older(self, found: OwnCommit, known: OwnCommit) -> bool:
+        """Whether the last commit is an earlier version than the known one."""
+        return found.version < known.version
+
+    def sizes(self, version: DeltaVersion) -> dict[str, int]:
+        """The data files; ``InvalidInput`` if rows of one are deleted by a deletion vector, but for letters."""
+        if not version.is_replaced and not isinstance(self.shape, DeadLetters):
+            version.refuse_deletion_vectors()
+        return {path: size for path, (_, size) in version.listed_files().items()}
+
+    def size(self, version: DeltaVersion) -> tuple[int, int, int]:
+        """Rows, files and bytes, by the table's history."""
+        adds = pa.table(version.table.get_add_actions(flatten=True))
+        rows, size = (pc.sum(adds.column(name)).as_py() or 0 for name in ("num_records", "size_bytes"))
+        return rows, adds.num_rows, size
+
+    def damage(self, version: DeltaVersion) -> CorruptData | None:
+        """The error for a lost file, or one elsewhere."""
+        try:
+            lost = sorted(version.listed_files().keys() - self.files.present())
+        except CorruptData as error:
+            return error
+        return lost_file(lost[0], self.url) if lost else None
+
+    def start_of(self, version: DeltaVersion) -> int:
+        """The offset at which the rows begin.
+
+        That of the last rebuild from another start, else that of the first follower. If another writer has restored
+        the table since, the start of the version whose rows it has again: Delta keeps transactions over a restore.
+        Searches the whole transaction log: too slow for each commit.
+        """
+        if version.log is None:
+            return self.first_start(version)
+        restore = last_restore(version.number, self.read_commit, self.application(UUID(version.log)))
+        if restore is not None:
+            with contextlib.suppress(NotFound):  # that version was cleaned up
+                number = self._restored_by(restore)
+                if number is not None and number < restore.version:
+                    return self.start_of(self.at_version(number))
+        return self.stored_start(version)
+
+    def _restored_by(self, restore: TableCommit) -> int | None:
+        """The version whose rows a RESTORE has brought back; None if that cannot be known."""
+        if restore.restored is not None:
+            return restore.restored
+        after, before = (set(self.at_version(restore.version - back).listed_files()) for back in (0, 1))
+        return version_with(after, before, restore.version - 1, self.read_commit)
+
+    def stored_start(self, version: DeltaVersion) -> int:
+        """The start by the table's transactions, which may be that of rows that a restore has undone."""
+        if version.log is None:
+            return self.first_start(version)
+        name = self.application(UUID(version.log)).start(version.id)
+        try:
+            moved = self.transaction_in(version, name)
+        except TransientStorageError:  # the handle names commits that were cleaned up since
+            fresh = self.open_again()
+            moved = None if fresh is None else self.transaction_in(fresh, name)
+        return self.first_start(version) if moved is None else moved
+
+    def first_start(self, version: DeltaVersion) -> int:
+        """The offset at which the first follower began, as recorded, or by its first commit."""
+        recorded = version.properties.get(START_KEY)
+        if recorded is not None and recorded.isdecimal():
+            return int(recorded)
+        first = self.read_commit(0)
+        if version.log is None or first is None:
+            return 0
+        cursor = parse_commit(0, first, self.application(UUID(version.log))).cursor
+        return 0 if cursor is None else cursor.next
+
+    def letters_upto(self, version: DeltaVersion, log_id: UUID) -> Cursor | None:
+        """The cursor among the letters; ``InvalidInput`` for letters that do not say whose they are."""
+        if version.log is not None and version.columns.names == BAD_SCHEMA.names:
+            raise InvalidInput(
+                f"The dead letters {self.url} do not say of which table they are, so that one table could take those "
+                "of another: name a new place for them, and rebuild the table ('strandline table rebuild')."
+            )
+        version.check_shape(self.shape)
+        offset = self.transaction_in(version, self.application(log_id).cursor)
+        return None if offset is None else Cursor(log_id, offset)
+
+    def logs(self, version: DeltaVersion) -> set[str]:
+        """The logs whose letters were stored, as far as commit files reach."""
+        commits = (self.read_commit(number) for number in range(version.number + 1))
+        return {log for log in (version.log, *letter_logs(commits)) if log is not None}
+
+    def check_removal(self, version: DeltaVersion) -> None:
+        """``InvalidInput`` if the table only takes new rows, or if rows are deleted by a deletion vector."""
+        version.refuse_append_only("a replay removes letters")
+        version.refuse_deletion_vectors()
+
+    def transaction_in(self, version: DeltaVersion, name: str) -> int | None:
         """The version of an application transaction; None if there is none. The library reads it only now."""
         try:
-            found = table.transaction_version(name)
+            found = version.table.transaction_version(name)
         except (deltalake_library().exceptions.DeltaError, OSError) as error:
             raise self._unread(error) from error
         return None if found is None else int(found)
@@ -190,51 +268,26 @@ class FollowedDelta:
             )
         return TransientStorageError(f"The table {self.url} could not be read: {error}")
 
-    def at_version(self, version: int) -> DeltaTable:
-        """A handle on an earlier version; ``NotFound`` if its commit files were cleaned up."""
+    def at_version(self, number: int) -> DeltaVersion:
+        """An earlier version; ``NotFound`` if its commit files were cleaned up."""
         delta = deltalake_library()
         try:
-            table: DeltaTable = delta.DeltaTable(self.url, version=version, storage_options=self.storage_options)
+            table: DeltaTable = delta.DeltaTable(self.url, version=number, storage_options=self.storage_options)
         except (delta.exceptions.DeltaError, OSError) as error:
             if any(sign in str(error) for sign in _NO_VERSION):
                 raise NotFound(
-                    f"The table {self.url} has no version {version} any more: {_first_line(error)}"
+                    f"The table {self.url} has no version {number} any more: {_first_line(error)}"
                 ) from error
             raise self._unread(error) from error
-        return table
+        return DeltaVersion(table, self.files)
 
-    def refuse_removed(self, known: KnownCommits | None) -> None:
-        """A starting follower creates a removed table again; a running one never does."""
-        refuse_removed(None if known is None else known.cursor, self.url)
-
-    def refuse_lost(self, log_id: UUID) -> None:
-        """``Diverged`` if the table was removed or replaced since its follower started."""
-        table, known = self.open_again(), self.known.get(log_id)
-        if table is None:
-            self.refuse_removed(known)
-        elif known is not None and id_of(table) != known.table_id:
-            raise replaced_by_another(self.url)
-
-    def refuse_another_follower(self, log_id: UUID, at: Cursor | None) -> None:
-        """``Fenced`` if the cursor moved since it was seen at ``at``: another follower committed."""
-        table = self.open()
-        if table is None:
-            self.refuse_removed(self.known.get(log_id))
-        if at is None and log_id in self.known:
-            at = self.known[log_id].cursor  # this sink created the table
-        now = None if table is None else self.last_commit(table, log_id).cursor
-        refuse_another_follower(at, now, self.url)
-
-    def make_durable(self, version: int, *, is_own: bool = False) -> None:
-        """Sync the files of a commit on a local disk: ``deltalake`` does not, and a slot may follow it.
-
-        ``is_own``: this process has just committed it, and the library's files get the rights of ours, too.
-        """
+    def make_durable(self, _: DeltaVersion, number: int, *, is_own: bool = False) -> None:
+        """Sync the files of a commit on a local disk; ``NotFound`` if only a checkpoint is left of it."""
         root = table_folder(self.url)
         if root is None:
             return
-        commit = PurePath(root, "_delta_log", f"{version:020d}.json")
-        paths = parse_commit(version, self.files.disk.read(str(commit)), NOBODY).data_files
+        commit = PurePath(root, "_delta_log", f"{number:020d}.json")
+        paths = parse_commit(number, self.disk.read(str(commit)), NOBODY).data_files
         for path in paths:
             if not is_inside(path):
                 raise outside(path, self.url)
@@ -243,16 +296,16 @@ class FollowedDelta:
         for file in (*data, commit, *checkpoint) if is_own else ():
             limit_rights(str(file))
         for file in (*data, commit):
-            self.files.disk.sync_file(str(file))
+            self.disk.sync_file(str(file))
         with contextlib.suppress(NotFound):  # most commits have no checkpoint
             for file in checkpoint:
-                self.files.disk.sync_file(str(file))
+                self.disk.sync_file(str(file))
         for folder in {file.parent for file in (*data, commit)} | {PurePath(root)}:
-            self.files.disk.sync_folder(str(folder))
+            self.disk.sync_folder(str(folder))
 
     def application(self, log_id: UUID) -> Application:
         """The names of the follower's transactions."""
-        return Application(log_id, self._name)
+        return Application(log_id, self.name)
 
     @contextlib.contextmanager
     def named_errors(self) -> Iterator[None]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
-from uuid import UUID
 
-from strandline.errors import CorruptData, Diverged, Fenced, InvalidInput, StorageError
+from strandline.errors import InvalidInput
 from strandline.model.cursor import Cursor
 from strandline.tables.rows.shape import DeadLetters, TableShape, refuse_another_shape
 from strandline.values.schema.evolution import Evolution
@@ -45,47 +43,6 @@ def check_recorded(properties: Mapping[str, str], shape: TableShape | DeadLetter
     if mode != shape.kind:
         raise InvalidInput(f"The table {where} was made with mode {mode!r}: open it with that.")
     refuse_another_shape(properties.get(SHAPE_KEY), shape, where)
-
-
-def not_followed(where: str, log_id: UUID, name: str, found: str | None) -> Diverged:
-    """The error for a table that does not follow a log; ``found``: the log that it follows."""
-    return Diverged(
-        f"The table {where} does not follow log {log_id} as {name!r}, but "
-        + (f"log {found}" if found else "no log at all")
-        + ": give this log a table of its own, or remove that one to build it again."
-    )
-
-
-def refuse_removed(known: Cursor | None, where: str) -> None:
-    """``Diverged`` for a table that is gone though its follower committed to it, up to the cursor ``known``."""
-    if known is not None:
-        raise Diverged(
-            f"The table {where} was removed while it was followed, up to offset {known.next}: put it back, or start "
-            "the follower again, which builds the table from the log's beginning."
-        )
-
-
-@contextlib.contextmanager
-def looked_at_again(refuse_lost: Callable[[], None]) -> Iterator[None]:
-    """``Diverged`` instead of another error of the store, if the table was removed or replaced meanwhile.
-
-    ``refuse_lost`` looks at the table once more.
-    """
-    try:
-        yield
-    except (StorageError, CorruptData):
-        with contextlib.suppress(StorageError, CorruptData):
-            refuse_lost()
-        raise
-
-
-def refuse_another_follower(at: Cursor | None, now: Cursor | None, where: str) -> None:
-    """``Fenced`` if the cursor moved from ``at``: another follower committed."""
-    if now != at:
-        raise Fenced(
-            f"Another follower changed {where} at the same time; this one committed nothing and must stop. Keep one "
-            "follower per table."
-        )
 
 
 CHANGE_KEY: Final = "strandline.change"

@@ -1,89 +1,92 @@
-"""Base class of the Delta and Iceberg sinks: the log's codec, the cursor, transformed rows, replay of dead letters."""
+"""The sink of tables of data files, Delta and Iceberg alike: codec, cursor, transactions, rebuild, repair, letters."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Annotated, Any, Final, Protocol, Self
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, Any, Final, Self
 from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import Conflict, InvalidInput, StrandlineError, Unsupported
+from strandline.errors import Conflict, CorruptData, Diverged, InvalidInput, NotFound, StrandlineError, Unsupported
 from strandline.log.contract import Log
-from strandline.model.arguments import anything, checked
+from strandline.model.arguments import Positive, anything, checked
 from strandline.model.cursor import Cursor
-from strandline.model.sink import TableSink, Written
+from strandline.model.sink import TableSink, Written, check_coverage, is_applied
 from strandline.storage.clock import CHANCE
-from strandline.tables.apply import apply_records
+from strandline.tables.apply import Work, apply_records
 from strandline.tables.claim import TableClaim
-from strandline.tables.files.replay import ReplayedFiles
+from strandline.tables.files.followed import FollowedTable, OwnCommit, LettersOf, TableVersion
+from strandline.tables.files.layout import files_in, shares_of
+from strandline.tables.files.letters import LetterBox
+from strandline.tables.files.part import FILE_ROWS, TablePart, in_schema
+from strandline.tables.files.recorded import MODE_KEY, told_move
+from strandline.tables.files.replay import ReplayedFiles, replayed_files
+from strandline.tables.files.transaction import FileTransaction
+from strandline.tables.maintain.comparison import ShareTask, share_tasks
+from strandline.tables.maintain.contract import RecordedTable, TableSize, refuse_moved_on
+from strandline.tables.maintain.rebuilding import rebuilt_files
 from strandline.tables.maintain.replay import LetterReplay, Replayed, repeated
-from strandline.tables.rows.bad_records import BadCount
-from strandline.tables.rows.logged import LoggedShape
-from strandline.tables.rows.shape import DeadLetters, TableShape
+from strandline.tables.rows.bad_records import BadCount, BadShare
+from strandline.tables.rows.kinds import KINDS, Kind
+from strandline.tables.rows.logged import LoggedShape, Value
+from strandline.tables.rows.shape import TableShape
+from strandline.tables.work import Rebuild
 from strandline.values.codecs.arrow import Kept, TableArrow
 
 _MOST_OFFERED: Final = 10_000
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-class Position(Protocol):
-    """The last commit of a table's follower."""
-
-    @property
-    def cursor(self) -> Cursor:
-        """The cursor that it stored."""
-
-    @property
-    def holder(self) -> str | None:
-        """The follower that holds the table since; None if that is unknown."""
-
-
-class FollowedTable(Protocol):
-    """A table of files as its follower sees it."""
-
-    shape: TableShape | DeadLetters
-    known: Any
-    """The last commit of this object, or the one from which its follower started, by log."""
-
-    def position(self, log_id: UUID) -> Position | None:
-        """The sink's last commit; None if there is no table."""
-
-    def columns(self) -> pa.Schema | None:
-        """The columns of the table now; None if there is none."""
-
-
 @checked
 class FileTableSink(ABC):
-    """A sink whose table is made of data files. A subclass sets these fields, and has ``begin``."""
+    """A sink whose table is made of data files, whatever the format: the format proves, and commits."""
 
-    _shape: TableShape
-    _logged: LoggedShape
-    _followed: FollowedTable
-    _bad_count: BadCount
+    def __init__(
+        self,
+        followed: FollowedTable[Any],
+        shape: TableShape,
+        value: Value | None,
+        kept: Annotated[Kept, anything("a function")],
+        letters_of: Annotated[LettersOf | None, anything("a function")],
+        max_bad_share: Annotated[Any, anything("a share between 0 and 1")],
+    ) -> None:
+        """``shape`` has the codec, unless ``value`` is ``"log"``; ``kept``: columns as the table stores them."""
+        self.mode: Kind = shape.kind
+        """The kind of the table."""
+        self._followed = followed
+        self._shape = shape
+        self._logged = LoggedShape(shape, value, followed.where)
+        self._letters = letters_of
+        self._bad_share = BadShare.of(max_bad_share)
+        self._bad_count = BadCount()
+        self._claims: dict[UUID, TableClaim[str]] = {}
+        """The claim of a follower that uses this object, by log."""
+        self._offered: dict[bytes, None] = {}
+        """Schemas of self-describing values, which bring columns."""
+        self._kept = kept
+        self._is_grown = False
+        """Whether the shape has a codec that was made for the table."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.where!r}, mode={self.mode!r}, name={self._followed.name!r})"
+
+    @property
+    def where(self) -> str:
+        """The table, in messages."""
+        return self._followed.where
 
     @property
     def bad_records(self) -> int:
         """How many records this object has set aside as dead letters, in ranges that it committed."""
         return self._bad_count.records
-
-    _claims: dict[UUID, TableClaim[str]]
-    """The claim of a follower that uses this object, by log."""
-    _offered: dict[bytes, None]
-    """Schemas of self-describing values, which bring columns."""
-    _kept: Kept
-    """Columns as the table stores them."""
-    _is_grown: bool = False
-    """Whether the shape has a codec that was made for the table."""
-
-    @property
-    @abstractmethod
-    def where(self) -> str:
-        """The table, in messages."""
 
     def meet(self, log: Annotated[Any, anything("a log")]) -> None:
         """Name the log that the table follows, whose codec decodes the values with ``value="log"``.
@@ -136,11 +139,11 @@ class FileTableSink(ABC):
         self._followed.known[log_id] = found
         return found.cursor
 
-    def _started(self, found: Position | None) -> TableClaim[str]:
+    def _started(self, found: OwnCommit | None) -> TableClaim[str]:
         own = str(CHANCE.uuid())
         return TableClaim(None, None, own) if found is None else TableClaim(found.holder, found.cursor.next, own)
 
-    def _claimed(self, log_id: UUID, found: Position | None) -> TableClaim[str]:
+    def _claimed(self, log_id: UUID, found: OwnCommit | None) -> TableClaim[str]:
         """The claim on a table whose last commit is ``found``; ``Fenced`` if another follower has taken it over."""
         claim = self._claims.setdefault(log_id, self._started(found))
         if found is not None:
@@ -151,6 +154,175 @@ class FileTableSink(ABC):
         """Forget what this object has committed."""
         self._followed.known.pop(log_id, None)
         self._claims.pop(log_id, None)
+
+    def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> FileTransaction | None:
+        """Prove the table and plan the parts of a range; see :class:`~strandline.model.sink.TableSink`."""
+        with self._followed.looked_at_again(since.log_id):
+            return self._begun(since, upto, tasks)
+
+    def _begun(self, since: Cursor, upto: Cursor, tasks: int) -> FileTransaction | None:
+        self._refresh()
+        # One version for the check and the commit: a commit of another writer in between makes this one fail.
+        version = self._followed.begin(since)
+        claim = self._claimed(since.log_id, version.found)
+        if is_applied(since=since, upto=upto, at=version.at):
+            if version.at is not None and claim.is_disputed(version.at.next):
+                self._followed.commit(version, (), (), version.at, holder=claim.own)
+                claim.hold(claim.own)
+            return None
+        self._followed.refuse_lost_transform(version)
+        version = self._followed.evolved(version)
+        letters = self._opened_letters(version, since)
+        floor = max(since.next, 0 if version.at is None else version.at.next)
+        parts = tuple(replace(one, grows=True) for one in self._parts(version, floor, letters, tasks))
+        return FileTransaction(
+            *(self._followed, version, since, upto, parts, claim, letters, self._bad_share, self._bad_count),
+            take_columns=self._take_columns,
+        )
+
+    def _parts(self, version: TableVersion, floor: int, letters: LetterBox | None, tasks: int) -> Iterator[TablePart]:
+        part = TablePart(
+            self._shape,
+            version.columns,
+            version.files,
+            version.job,
+            floor,
+            dead=None if letters is None else letters.version.files,
+            known_letters=None if letters is None else letters.known(self._followed.address, floor),
+            address=self._followed.address,
+            file_rows=FILE_ROWS,
+        )
+        if not self._shape.is_keyed:
+            yield from [part] * max(1, tasks)
+            return
+        sizes = self._followed.sizes(version).items()
+        for share in shares_of(tasks, sizes):
+            yield replace(part, share=share, old=tuple(files_in(share, sizes)))
+
+    def _opened_letters(self, version: TableVersion, since: Cursor) -> LetterBox | None:
+        return None if self._letters is None else LetterBox.opened(self._letters, since, version, self._followed)
+
+    def _existing(self, *, is_moved: bool = False) -> Any:
+        """``is_moved``: for an operation that moves the handle; another thread may commit on the remembered one."""
+        version = self._followed.open_again() if is_moved else self._followed.open()
+        if version is None:
+            raise NotFound(f"There is no table at {self.where}: check the address, or let a follower make it.")
+        return version
+
+    def start(self) -> int:
+        """The offset at which the table began to follow its log; ``NotFound`` if there is no table."""
+        return self._followed.start_of(self._existing())
+
+    def size(self) -> TableSize:
+        """Its size; ``NotFound`` if there is no table."""
+        version = self._existing()
+        columns = tuple((field.name, str(field.type)) for field in version.columns)
+        return TableSize(version.number, *self._followed.size(version), columns)
+
+    def recorded(self) -> RecordedTable | None:
+        """What the table records; None for a table of another program. ``NotFound`` if there is none."""
+        version = self._existing()
+        mode = next((kind for kind in KINDS if kind == version.properties.get(MODE_KEY)), None)
+        return None if mode is None else RecordedTable(mode, version.columns, is_transformed=version.is_transformed)
+
+    def rows(self) -> pa.Table:
+        """All rows of the newest version, read file by file; ``NotFound`` if there is no table."""
+        version = self._existing()
+        parts = [in_schema(version.files.read(path), version.columns) for path in self._followed.sizes(version)]
+        return pa.concat_tables(parts) if parts else version.columns.empty_table()
+
+    def comparison(self, upto: int, most: Positive) -> list[ShareTask]:
+        """The tasks that compare the newest version; see :func:`~strandline.tables.maintain.operations.verify`."""
+        version = self._existing()
+        self._followed.refuse_lost_transform(version)
+        held, paths = range(self._followed.start_of(version), upto), self._followed.sizes(version)
+        return share_tasks(self._shape, version.columns, version.files, paths, held, most)
+
+    def rebuilt(self, job: Rebuild) -> Cursor:
+        """Build all rows again, as one commit; see :func:`~strandline.tables.maintain.operations.rebuild`."""
+        version = self._existing()  # before the range is planned
+        return rebuilt_files(job, self._followed.start_of(version), partial(self._rebuild, version), self.where)
+
+    def _rebuild(self, version: TableVersion, beginning: Cursor, upto: Cursor, work: Work, tasks: int) -> None:
+        """Replace all rows of a version by those that ``work`` writes, in one commit with start and cursor."""
+        log_id, start = upto.log_id, beginning.next
+        self._refresh()  # the codec of the last record, or a newer one
+        self._followed.refuse_lost_transform(version)
+        self._followed.check_followed(version, log_id, is_rebuilt=True)
+        self._followed.known.pop(log_id, None)
+        version = self._followed.rebuilding(version)
+        letters = self._opened_letters(version, upto.at(start))
+        parts = tuple(replace(part, old=(), known_letters=None) for part in self._parts(version, 0, letters, tasks))
+        written = work(parts)
+        check_coverage(written, parts, start, upto.next)
+        self._bad_share.check_written(written, upto.next - start)
+        if letters is not None:
+            letters.commit(written, version.id, beginning, upto)
+        added = [file for one in written for file in one.added]
+        self._followed.commit(version, added, self._followed.sizes(version), upto, start=start)
+        self._replace_letters(beginning, upto, written, parts[0].job)
+
+    def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
+        """Restore the table to the last version that is known to be right; returns the cursor there.
+
+        That is the last commit of this sink whose files still exist and whose cursor the log still ``serves``. A
+        table that needs no repair is not changed. Changes of other writers since then are undone, in one commit that
+        carries the cursor. ``Diverged`` if there is no such version; None if there is no table.
+        """
+        version = self._followed.open()
+        if version is None:
+            return self.resume(log_id)
+        self._followed.refuse_another_log(version, log_id)
+        try:
+            at = self.resume(log_id)
+            if (lost := self._followed.damage(version)) is not None:
+                raise lost
+        except (Diverged, CorruptData) as error:
+            damage = error
+        else:
+            return at
+        if self._followed.restored(version, log_id, serves):
+            return self.resume(log_id)
+        raise Diverged(
+            f"The table {self.where} cannot be repaired: no version of it is left that is known to be right and "
+            f"that the log can continue from. Remove it to build it again. ({damage})"
+        ) from damage
+
+    def adopt(self, log_id: UUID) -> Cursor:
+        """Accept the table as it is now as the state of its cursor: the caller knows that it is right.
+
+        For a table that other writers changed on purpose, or whose history is lost. ``NotFound`` if there is no table,
+        ``Conflict`` if another writer changes rows of it at the same time. Several concurrent calls all succeed.
+        """
+        version = self._existing(is_moved=True)
+        cursor = self._followed.cursor_in(version, log_id)
+        self._followed.known.pop(log_id, None)
+        try:
+            self._followed.accept(version, cursor)
+        except Conflict as error:
+            with contextlib.suppress(Diverged):
+                return self.cursor(log_id) or cursor  # another call adopted it
+            raise Conflict(
+                f"Another job changed {self.where} while it was being adopted; nothing was committed. Check the table "
+                "again, and adopt it if it is right."
+            ) from error
+        return cursor
+
+    def move(self, former: Cursor, to: Cursor) -> None:
+        """Follow another log from now on; see :class:`~strandline.tables.maintain.contract.MaintainedTable`."""
+        version = self._existing(is_moved=True)
+        refuse_moved_on(former, self._followed.last_commit(version, former.log_id).cursor, self.where)
+        self._refuse_letters(former)
+        self._followed.accept(version, to, told_move(former, to))
+        self._forget(former.log_id)
+
+    @abstractmethod
+    def optimized(self) -> int:
+        """Join small files; see :func:`~strandline.tables.maintain.operations.optimize`."""
+
+    @abstractmethod
+    def vacuumed(self, hours: int) -> int:
+        """Remove unnamed files; see :func:`~strandline.tables.maintain.operations.vacuum`."""
 
     def apply(self: TableSink, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
         """Commit the range with its cursor, exactly once; see :class:`~strandline.model.sink.Sink`.
@@ -225,6 +397,8 @@ class FileTableSink(ABC):
         except StrandlineError as error:
             _LOGGER.warning("Dead letters of %s stay, though a rebuild has replaced them: %s", self.where, error)
 
-    @abstractmethod
     def _replayed(self, log_id: UUID) -> Callable[[], AbstractContextManager[ReplayedFiles | None]] | None:
         """The table and its letters, for a replay; None if the sink has no place for letters."""
+        if self._letters is None:
+            return None
+        return partial(replayed_files, self._followed, self._letters, self._shape, log_id)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -14,18 +14,11 @@ from strandline.errors import Conflict, StrandlineError, TransientStorageError
 from strandline.model.cursor import Cursor
 from strandline.model.sink import DataFile
 from strandline.storage.disk import make_own_folder
+from strandline.tables.files.followed import OwnCommit
 from strandline.tables.files.recorded import CHANGE_KEY, COMMIT_KEY, CURSOR_KEY, HOLDER_KEY, START_KEY, told_rebuild
 from strandline.tables.iceberg.files import data_file, location_path
-from strandline.tables.iceberg.history import (
-    LOG_KEY,
-    NAME_KEY,
-    KnownSnapshot,
-    ancestors,
-    commit_mark,
-    current_since,
-    start_in,
-)
-from strandline.tables.iceberg.table import Begun, FollowedIceberg
+from strandline.tables.iceberg.history import LOG_KEY, NAME_KEY, ancestors, commit_mark, current_since, start_in
+from strandline.tables.iceberg.table import FollowedIceberg, IcebergVersion
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction
@@ -33,80 +26,84 @@ if TYPE_CHECKING:
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class IcebergCommits:
-    """Commits to a table on a state that was proved."""
+class IcebergCommits(FollowedIceberg):
+    """An Iceberg table, and commits on versions of it whose state was proved."""
 
-    followed: FollowedIceberg
-    holder: str | None = None
-    """The follower that holds the table since these commits; None: the one that held it before."""
+    def accept(self, version: IcebergVersion, at: Cursor, told: str = "") -> None:
+        """Commit a snapshot that changes no row."""
+        self.commit(replace(version, told=told), (), (), at)
 
     def commit(
         self,
-        begun: Begun,
+        version: IcebergVersion,
         added: Sequence[DataFile],
-        removed: Sequence[str],
+        removed: Collection[str],
         upto: Cursor,
         *,
+        holder: str | None = None,
         start: int | None = None,
-        moved: str = "",
     ) -> None:
-        """Commit files and cursor as one snapshot; ``Conflict`` if another commit was first.
-
-        The table follows the cursor's log. ``start``: its rows begin at this offset then. ``moved``: what the history
-        says of another log than before.
-        """
-        transaction = begun.transaction
-        folder = location_path(begun.files.location)
-        if folder is not None and begun.found is None:
-            make_own_folder(f"{folder}/metadata", disk=self.followed.disk)  # others could read the library's
-        listed = self.followed.data_files(begun) if removed else {}
-        with self.followed.named_errors():
-            schema = transaction.table_metadata.schema()
-            begins = start_in(transaction.table_metadata) if start is None else start
-            summary = {CURSOR_KEY: str(upto), NAME_KEY: self.followed.name, START_KEY: str(begins)}
-            told = [moved, begun.told] if start is None else [told_rebuild(start, upto), begun.told]
-            held = begun.holder if self.holder is None else self.holder
+        """Commit files and cursor as one snapshot; a table that is not there is created by it."""
+        transaction, metadata = version.transaction, version.metadata
+        folder = location_path(version.files.location)
+        if folder is not None and version.found is None:
+            make_own_folder(f"{folder}/metadata", disk=self.disk)  # others could read the library's
+        listed = self.data_files(version) if removed else {}
+        with self.named_errors():
+            begins = start_in(metadata) if start is None else start
+            summary = {CURSOR_KEY: str(upto), NAME_KEY: self.name, START_KEY: str(begins)}
+            held = holder if holder is not None or version.found is None else version.found.holder
             if held is not None:
                 summary[HOLDER_KEY] = held
+            told = ["" if start is None else told_rebuild(start, upto), version.told]
             if any(told):
                 summary[CHANGE_KEY] = "; ".join(filter(None, told))
-            producer = _producer(transaction, begun.files.io, summary, is_replacing=bool(removed))
+            producer = _producer(transaction, version.files.io, summary, is_replacing=bool(removed))
             with producer:
                 for file in added:
-                    producer.append_data_file(data_file(file, schema))
+                    producer.append_data_file(data_file(file, metadata.schema()))
                 for path in removed:
                     producer.delete_data_file(listed[path])
             first = {} if start is None else {START_KEY: str(start)}  # for when this snapshot has expired
             mark = commit_mark(upto, producer.snapshot_id)
             transaction.set_properties({LOG_KEY: str(upto.log_id), COMMIT_KEY: mark, **first})
-        table = self._committed(transaction, producer)
-        self.followed.make_durable(table, producer.snapshot_id, is_own=True)
-        self.followed.known[upto.log_id] = KnownSnapshot(table.metadata.table_uuid, producer.snapshot_id, upto, held)
+        done = self._committed(transaction, producer)
+        self.make_durable(done, producer.snapshot_id, is_own=True)
+        self.known[upto.log_id] = OwnCommit(done.id, producer.snapshot_id, upto, held)
 
-    def _committed(self, transaction: Transaction, producer: Any) -> Table:
-        """Commit, and return the table. A commit whose answer was lost is recognised by the snapshot's number."""
+    def _committed(self, transaction: Transaction, producer: Any) -> IcebergVersion:
+        """Commit, and return the new version. A commit whose answer was lost is recognised by the snapshot's number."""
         snapshot_id, clean_up = producer.snapshot_id, producer._clean_all_uncommitted  # noqa: SLF001
         # A refused commit makes the library delete the snapshot's manifests. The refusal may be that of a repeated
         # request, whose first one landed: the table would be lost.
         producer._clean_all_uncommitted = lambda: None  # noqa: SLF001
         try:
-            with self.followed.named_errors():
-                return transaction.commit_transaction()
+            with self.named_errors():
+                return IcebergVersion(transaction.commit_transaction().transaction(), self.disk)
         except (Conflict, TransientStorageError) as error:
             with contextlib.suppress(StrandlineError):
-                table = self.followed.open()
-                if table is not None and snapshot_id in _line(table):
+                version = self.open()
+                if version is not None and snapshot_id in _line(version):
                     _LOGGER.warning(
                         "Snapshot %d of %s is committed, though its answer was lost: %s",
-                        *(snapshot_id, self.followed.identifier, error),
+                        *(snapshot_id, self.where, error),
                     )
-                    return table
+                    return version
                 if isinstance(error, Conflict):
                     clean_up()
             raise
 
-    def reset(self, table: Table, snapshot_id: int, cursor: Cursor) -> None:
+    def restored(self, version: IcebergVersion, log_id: UUID, serves: Callable[[Cursor], bool]) -> bool:
+        """Go back to the newest own snapshot, of the current one and its ancestors, whose files all exist."""
+        table = version.table
+        for one in self.snapshots(version, log_id):
+            snapshot = table.metadata.snapshot_by_id(one.snapshot_id)
+            if one.cursor is not None and serves(one.cursor) and self.damage_of(table, snapshot) is None:
+                self._reset(table, one.snapshot_id, one.cursor)
+                return True
+        return False
+
+    def _reset(self, table: Table, snapshot_id: int, cursor: Cursor) -> None:
         """Go back to a snapshot, with its cursor, in one commit."""
         from pyiceberg.table import update
 
@@ -118,19 +115,19 @@ class IcebergCommits:
             updates.AssertTableUUID(uuid=table.metadata.table_uuid),
             updates.AssertRefSnapshotId(ref="main", snapshot_id=None if current is None else current.snapshot_id),
         )
-        with self.followed.named_errors():
+        with self.named_errors():
             table.catalog.commit_table(table, requirements, (back, mark))
-        _LOGGER.warning("The table %s is at snapshot %d again, at %s.", self.followed.identifier, snapshot_id, cursor)
+        _LOGGER.warning("The table %s is at snapshot %d again, at %s.", self.where, snapshot_id, cursor)
 
-    def expire(self, table: Table, log_id: UUID, before: datetime) -> int:
+    def expire(self, version: IcebergVersion, log_id: UUID, before: datetime) -> int:
         """Expire older snapshots, but none back to the follower's last commit, and none that was current since.
 
         Those may have readers who began before they were replaced. ``Conflict`` if a branch or a tag was moved since
-        ``table`` was loaded: catalogs drop a branch whose snapshot expires, and the current snapshot is that of one.
+        ``version`` was opened: catalogs drop a branch whose snapshot expires, and the current snapshot is that of one.
         """
-        proof = self.followed.last_commit(table, log_id).snapshot_id
+        proof, table = self.last_commit(version, log_id).version, version.table
         needed = set()
-        for snapshot_id in _line(table):
+        for snapshot_id in _line(version):
             needed.add(snapshot_id)
             if snapshot_id == proof:
                 break
@@ -155,13 +152,13 @@ class IcebergCommits:
             updates.AssertTableUUID(uuid=table.metadata.table_uuid),
             *[updates.AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id) for name, ref in refs],
         )
-        with self.followed.named_errors():
+        with self.named_errors():
             table.catalog.commit_table(table, requirements, (updates.RemoveSnapshotsUpdate(snapshot_ids=old),))
 
 
-def _line(table: Table) -> Iterator[int]:
+def _line(version: IcebergVersion) -> Iterator[int]:
     """The numbers of the current snapshot and its ancestors."""
-    return (snapshot.snapshot_id for snapshot in ancestors(table.metadata))
+    return (snapshot.snapshot_id for snapshot in ancestors(version.metadata))
 
 
 def _producer(transaction: Transaction, io: Any, summary: dict[str, str], *, is_replacing: bool) -> Any:

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from strandline.errors import Diverged, InvalidInput
 from strandline.model.cursor import Cursor
+from strandline.tables.files.followed import REMEDY
 from strandline.tables.files.recorded import CURSOR_KEY, START_KEY
 
 if TYPE_CHECKING:
@@ -32,12 +33,6 @@ of ``COMMIT_KEY`` is the next offset, and the snapshot that brought it there (``
 HARMLESS: Final = frozenset({"replace"})
 """Operations that keep all rows: files were rewritten."""
 
-REMEDY: Final = (
-    "Drop the table to build it again, or repair it ('strandline table repair'), which goes back to the last snapshot"
-    " that is known to be right and continues from its cursor; if you know that the table is right as it is, let its "
-    "sink adopt it."
-)
-
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshot:
@@ -49,17 +44,6 @@ class TableSnapshot:
     """The cursor that the sink stored with it; None for a snapshot of another writer."""
     holder: str | None = None
     """The follower that committed, or that held the table then."""
-
-
-@dataclass(frozen=True, slots=True)
-class KnownSnapshot:
-    """The sink's last commit: which table, which snapshot of it, and the cursor there."""
-
-    table_id: UUID
-    snapshot_id: int
-    cursor: Cursor
-    holder: str | None = None
-    """The follower that holds the table since; None if that is unknown."""
 
 
 def ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
@@ -138,21 +122,3 @@ def commit_mark(cursor: Cursor, snapshot_id: int) -> str:
     '42@7'
     """
     return f"{cursor.next}@{snapshot_id}"
-
-
-def replaced_by_another(where: str) -> Diverged:
-    """The error for another table in the place of the one that is followed."""
-    return Diverged(f"The table {where} was replaced by another one while it was followed. {REMEDY}")
-
-
-def refuse_replaced(known: KnownSnapshot | None, found: KnownSnapshot, where: str) -> None:
-    """``Diverged`` for another table, or an older copy, than the one that a running follower has committed to."""
-    if known is None:
-        return
-    if found.table_id != known.table_id:
-        raise replaced_by_another(where)
-    if found.cursor.next < known.cursor.next:
-        raise Diverged(
-            f"The last commit in the table {where} is at offset {found.cursor.next}, and its follower had committed "
-            f"{known.cursor.next}: an older state was put in its place. Start the follower again to continue from it."
-        )

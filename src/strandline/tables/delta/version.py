@@ -1,0 +1,190 @@
+"""One version of a Delta table, read from a handle of ``deltalake``; and its shape against that of its follower."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from strandline.errors import Diverged, InvalidInput, MissingExtra
+from strandline.model.addresses import split_address
+from strandline.model.cursor import Cursor
+from strandline.storage.clock import CHANCE
+from strandline.tables.delta.files import DeltaFiles, table_folder
+from strandline.tables.files.followed import REMEDY, TableVersion
+from strandline.tables.files.layout import job_name
+from strandline.tables.files.paths import is_inside, outside
+from strandline.tables.files.recorded import MODE_KEY, check_recorded
+from strandline.tables.rows.shape import DeadLetters, TableShape
+from strandline.values.schema.evolution import Evolution
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+LOG_PROPERTY: Final = "strandline.log_id"
+_APPEND_ONLY: Final = "delta.appendOnly"
+_DELETION_VECTORS: Final = "deletionVectors"
+_CONFUSED: Final = re.compile(r"%[0-9A-Fa-f]{2}|\\|[\x00-\x1f\x7f]")
+"""``deltalake`` decodes paths twice, so that ``a%20b`` is the folder ``a b``, and takes a backslash for a slash."""
+
+
+@dataclass(frozen=True)
+class DeltaVersion(TableVersion):
+    """See :class:`~strandline.tables.files.followed.TableVersion`."""
+
+    handle: DeltaTable | None
+    store: DeltaFiles
+    made: pa.Schema | None = None
+    """The columns of a table that is created, or of one whose rows are all replaced."""
+    since: Cursor | None = None
+    """Where the rows of a table begin that is not there yet, or that was created for this commit."""
+
+    @property
+    def table(self) -> DeltaTable:
+        """The handle, of a table that is there."""
+        if self.handle is None:
+            raise AssertionError("there is no table yet")
+        return self.handle
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there is no table yet."""
+        return self.handle is None
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether a commit on it replaces all rows."""
+        return self.made is not None and self.since is None
+
+    @property
+    def id(self) -> str:
+        """The table's own id."""
+        return "" if self.handle is None else str(self.handle.metadata().id)
+
+    @property
+    def number(self) -> int:
+        """Its number; 0 if the table is not there: it is created before its first range."""
+        return 0 if self.handle is None else self.handle.version()
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The table's properties."""
+        return {} if self.handle is None else self.handle.metadata().configuration
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns, as Arrow has them."""
+        return pa.schema(self.table.schema().to_arrow()) if self.made is None else self.made
+
+    @property
+    def files(self) -> DeltaFiles:
+        """The data files."""
+        return self.store
+
+    @property
+    def job(self) -> str:
+        """A name of its own, but for a rebuild: letters of a later rebuild are told by it."""
+        return super().job if self.is_replaced else job_name(self.number + 1, str(CHANCE.uuid()))
+
+    @property
+    def log(self) -> str | None:
+        """The id of the log that the table follows; None for a table of another program.
+
+        Of dead letters: the one for which their table was created.
+        """
+        return self.properties.get(LOG_PROPERTY)
+
+    def listed_files(self) -> dict[str, tuple[str, int]]:
+        """The data files: path to the path as the table's history has it, and size.
+
+        ``CorruptData`` if one is not within the table's folder.
+        """
+        if self.handle is None:
+            return {}
+        adds = pa.table(self.handle.get_add_actions(flatten=True))
+        paths, sizes = adds.column("path").to_pylist(), adds.column("size_bytes").to_pylist()
+        for path in paths:
+            if not is_inside(path):
+                raise outside(path, self.handle.table_uri)
+        return {unquote(path): (path, size) for path, size in zip(paths, sizes, strict=True)}
+
+    def refuse_deletion_vectors(self) -> None:
+        """``InvalidInput`` if another writer has deleted rows without writing their file again."""
+        if self.handle is None or _DELETION_VECTORS not in (self.handle.protocol().reader_features or ()):
+            return
+        files = pa.table(self.handle.deletion_vectors()).num_rows
+        if files:
+            raise InvalidInput(
+                f"Another writer deleted rows of the table {self.handle.table_uri} with deletion vectors, in "
+                f"{files} of its files, and a follower that writes those again would bring the rows back: remove the "
+                "vectors with REORG TABLE … APPLY (PURGE), or build the table again."
+            )
+
+    def check_shape(self, shape: TableShape | DeadLetters, *, is_rebuilt: bool = False) -> None:
+        """``InvalidInput``, ``Diverged`` or ``SchemaRefused`` if the table does not keep what its follower writes.
+
+        ``is_rebuilt``: all rows are written again.
+        """
+        url = self.store.url
+        if MODE_KEY not in self.properties or LOG_PROPERTY not in self.properties:
+            raise Diverged(f"The table {url} was replaced by another one at the same place. {REMEDY}")
+        check_recorded(self.properties, shape, url)
+        if shape.is_keyed:
+            self.refuse_append_only(f"a table of mode {shape.kind!r} replaces rows")
+        library = deltalake_library().Schema
+        if self.needed_change(shape, is_rebuilt=is_rebuilt) is None and (
+            self.table.schema() != library.from_arrow(shape.schema())
+        ):
+            raise Diverged(
+                f"The columns of the table {url} were changed, so that its follower cannot write to it: change them "
+                "back, repair it ('strandline table repair'), or follow into a new table."
+            )
+
+    def refuse_append_only(self, why: str) -> None:
+        """``InvalidInput`` for a table that only takes new rows."""
+        if str(self.properties.get(_APPEND_ONLY)).lower() == "true":
+            raise InvalidInput(
+                f"The table {self.store.url} has the property {_APPEND_ONLY}, and {why}: unset the property, or follow "
+                "into another table."
+            )
+
+    def needed_change(self, shape: TableShape | DeadLetters, *, is_rebuilt: bool = False) -> Evolution | None:
+        """The change that a typed table's columns need; None for a table without a codec, whose columns never change.
+
+        ``SchemaRefused`` if the values no longer fit into the table.
+        """
+        if isinstance(shape, DeadLetters) or not shape.is_typed:
+            return None
+        # Both as Delta has them: it knows fewer types than Arrow.
+        wanted = pa.schema(deltalake_library().Schema.from_arrow(shape.schema()).to_arrow())
+        return shape.evolution(self.columns, wanted, is_rebuilt=is_rebuilt)
+
+
+def deltalake_library() -> Any:
+    """The library, or ``MissingExtra``."""
+    try:
+        import deltalake
+    except ImportError as error:
+        raise MissingExtra("Delta tables need the extra 'delta': pip install 'strandline[delta]'.") from error
+    return deltalake
+
+
+def check_folder(url: str) -> None:
+    """``InvalidInput`` for a folder on another host, or one that ``deltalake`` would confuse with another one."""
+    folder = table_folder(url)
+    if folder is None:
+        return
+    host = split_address(url).netloc if "://" in url else ""
+    if host:
+        raise InvalidInput(f"{url} names the host {host}, and a folder is on this machine: write file:///path.")
+    found = _CONFUSED.search(os.path.abspath(folder))  # noqa: PTH100 - text, as everywhere
+    if found:
+        raise InvalidInput(
+            f"The path {folder!r} has {found[0]!r} in it, which deltalake takes for another character: name another "
+            "folder."
+        )

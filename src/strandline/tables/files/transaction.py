@@ -1,0 +1,77 @@
+"""One range on its way into a table of files: its parts, and the commit that makes them visible with the cursor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from strandline.errors import Conflict, CorruptData, StorageError
+from strandline.model.cursor import Cursor
+from strandline.model.sink import Written, check_coverage
+from strandline.tables.claim import TableClaim
+from strandline.tables.files.followed import FollowedTable, TableVersion
+from strandline.tables.files.letters import LetterBox
+from strandline.tables.files.part import TablePart
+from strandline.tables.rows.bad_records import ANY_SHARE, BadCount, BadShare
+
+
+@dataclass(slots=True)
+class FileTransaction:
+    """See :class:`~strandline.model.sink.TableTransaction`. It commits on the version on which the table was proved.
+
+    A new table is created by the commit, so that a refused range leaves none behind.
+    """
+
+    followed: FollowedTable[Any]
+    version: TableVersion
+    since: Cursor
+    upto: Cursor
+    parts: tuple[TablePart, ...]
+    claim: TableClaim[str]
+    letters: LetterBox | None = None
+    bad_share: BadShare = ANY_SHARE
+    bad_count: BadCount = field(default_factory=BadCount)
+    take_columns: Callable[[Sequence[Written]], object] = tuple
+    """Takes columns that values bring; ``Conflict`` if there are some."""
+
+    def commit(self, written: Sequence[Written]) -> None:
+        """Commit what the workers wrote with the cursor, in one version of the table."""
+        with self.followed.looked_at_again(self.since.log_id):
+            self._commit(written)
+
+    def _commit(self, written: Sequence[Written]) -> None:
+        check_coverage(written, self.parts, self.since.next, self.upto.next)
+        try:
+            self.take_columns(written)
+        except Conflict as error:
+            self.abandon(error)
+            raise
+        self.bad_share.check_written(written, self.upto.next - (self.version.at or self.since).next)
+        added = [file for one in written for file in one.added]
+        removed = dict.fromkeys(path for one in written for path in one.removed)
+        try:
+            version = self.followed.created(self.version, self.claim.own)
+            if self.letters is not None:
+                self.letters.commit(written, version.id, self.since, self.upto)
+            self.followed.commit(version, added, removed, self.upto, holder=self.claim.own)
+        except Conflict:
+            self.followed.refuse_another_follower(self.since.log_id, self.version.at)
+            raise
+        self.claim.hold(self.claim.own)
+        self.bad_count.add(written)
+        if self.letters is not None:
+            self.letters.discard_outdated(self.parts, written, version.id, self.upto)
+
+    def abandon(self, error: BaseException) -> None:
+        """Remove what workers wrote for a table that was never created.
+
+        If they could not read a file: ``Diverged`` if the table was removed, ``Conflict`` if it has newer files by now.
+        """
+        if self.version.is_new:
+            self.followed.remove_uncommitted(self.parts[0].job)
+        elif isinstance(error, StorageError | CorruptData):
+            self.followed.refuse_lost(self.since.log_id)
+            now = self.followed.open_again()
+            if now is not None and now.number != self.version.number:
+                raise Conflict(f"The table {self.followed.where} was changed while workers read it.") from error
