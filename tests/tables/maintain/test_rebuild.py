@@ -94,7 +94,7 @@ def content(sink: Any) -> list[Any]:
             return sorted(map(str, connection.execute("SELECT * FROM orders")))
     if isinstance(sink, sl.PostgresSink):
         with sink._postgres.reading() as transaction:
-            return sorted(map(str, transaction.run(f"SELECT * FROM {transaction._named()}")))
+            return sorted(map(str, transaction.run(f"SELECT * FROM {transaction.named()}")))
     rows = sink.rows()
     names = [field.name for field in rows.schema if not pa.types.is_map(field.type)]
     return sorted(map(str, rows.select(names).to_pylist()))

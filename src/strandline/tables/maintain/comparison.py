@@ -46,8 +46,8 @@ class RowDifferences:
         return cls.counted(rows, (len(missing), missing), (len(extra), extra))
 
     @classmethod
-    def counted(cls, rows: int, missing: tuple[int, Sequence[str]], extra: tuple[int, Sequence[str]]) -> RowDifferences:
-        """Differences from the numbers of missing and extra rows, and the first of each as text."""
+    def counted(cls, rows: int, missing: tuple[int, Sequence[Any]], extra: tuple[int, Sequence[Any]]) -> RowDifferences:
+        """Differences from the numbers of missing and extra rows, and the first of each."""
         examples = [f"missing {row}" for row in missing[1][:FIRST_DIFFERENCES]]
         examples += [f"extra {row}" for row in extra[1][:FIRST_DIFFERENCES]]
         return cls(rows, missing[0], extra[0], tuple(examples[:FIRST_DIFFERENCES]))
