@@ -92,7 +92,7 @@ def check_move(place: Any, old: MemoryLog, new: MemoryLog, **options: Any) -> No
         sl.tables.verify(place.sink(**options), old)
 
 
-@pytest.mark.parametrize("options", [{"mode": "append"}, {"mode": "latest", "soft_deletes": True}], ids=str)
+@pytest.mark.parametrize("options", [{"mode": "append"}, {"mode": "marked"}], ids=str)
 def test_a_moved_table_goes_on_exactly(place, old, new, options):
     check_move(place, old, new, **options)
 

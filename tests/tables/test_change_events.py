@@ -143,7 +143,7 @@ def test_the_latest_rows_are_those_that_no_event_deleted(tables: Tables, feed: s
 @pytest.mark.matrix
 @pytest.mark.parametrize("feed", FEEDS)
 def test_a_purge_empties_a_row_that_a_delete_would_only_mark(tables: Tables, feed: str) -> None:
-    rows = followed(tables, feed, 2, soft_deletes=True)
+    rows = followed(tables, feed, 2, mode="marked")
     assert {named(row) for row in rows if not row["_deleted"]} == ALIVE
     gone = {row["_key"]: row["name"] for row in rows if row["_deleted"]}
     assert gone == {b"1": None, b"2": "bb", b"3": None}

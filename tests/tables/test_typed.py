@@ -303,7 +303,7 @@ def test_a_type_that_no_table_stores_is_refused_in_one_sentence(place):
         apply(DeltaSink(place, value=sl.values.Json(pa.schema({"x": pa.time64("us")}))), 0, (b"1", b"{}"))
 
 
-@pytest.mark.parametrize("other", [{"key": "id"}, {"soft_deletes": True}])
+@pytest.mark.parametrize("other", [{"key": "id"}, {"mode": "marked"}])
 def test_a_table_is_not_continued_with_another_key_or_other_deletes(place, other):
     apply(DeltaSink(place, value=sl.values.Json(ORDER)), 0, (b"1", order(1)))
     with pytest.raises(InvalidInput, match="was made with"):

@@ -406,7 +406,7 @@ def test_a_commit_during_a_comparison_is_told_from_a_difference(tmp_path, log, m
 @pytest.mark.parametrize("kind", ["delta", "sqlite", "postgres"])
 def test_a_table_is_found_by_its_address_with_what_it_records(tmp_path, log, kind, soft, request, monkeypatch):
     with opened_place(kind, request, tmp_path, monkeypatch) as place:
-        sl.follow(log, place.sink(value=sl.values.Json(ORDER), soft_deletes=soft), upto="end")
+        sl.follow(log, place.sink(value=sl.values.Json(ORDER), mode="marked" if soft else "latest"), upto="end")
         found = existing(place.address, value=sl.values.Json(ORDER))
         assert verify(found, log).is_clean
         assert describe(found, log).cursor == log.end()

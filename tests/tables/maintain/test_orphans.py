@@ -140,19 +140,17 @@ def test_files_of_a_table_within_the_folder_stay(place: Place) -> None:
     inner.check()
 
 
-def test_a_follower_removes_orphans_by_itself_once_a_day_unless_told_not_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(orphans, "EVERY_VERSIONS", 1)
+def test_a_follower_removes_orphans_by_itself_once_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Place(tmp_path, "append")
-    place.follow(orphan_hours=None)
+    place.follow()
     _, written = place.begun()
     [orphan] = [file.path for one in written for file in one.added]
-    place.follow(orphan_hours=None)
+    place.follow()
     place.age()
-    idle = place.follow(orphan_hours=None)
+    idle = place.follow()
     assert idle._orphans.thread is None
     assert orphan in place.files()
+    monkeypatch.setattr(orphans, "EVERY_VERSIONS", 1)
     sink = place.follow()
     assert sink._orphans.thread is not None
     sink._orphans.thread.join(60)

@@ -484,7 +484,7 @@ def test_a_restore_that_names_itself_is_no_endless_search(tmp_path: Path, log: M
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("options", some([{}, {"soft_deletes": True}, {"key": "city"}, {"mode": "append"}], 1), ids=str)
+@pytest.mark.parametrize("options", some([{}, {"mode": "marked"}, {"key": "city"}, {"mode": "append"}], 1), ids=str)
 @pytest.mark.parametrize("place", some(["sqlite", "postgres"], 1), indirect=True)
 def test_a_database_compares_rows_that_arrive_in_pieces(
     place: Any, log: MemoryLog, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch

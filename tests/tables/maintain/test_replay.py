@@ -68,7 +68,7 @@ SHAPES: list[dict[str, Any]] = [
     {"mode": "append"},
     {"mode": "latest"},
     {"mode": "history"},
-    {"mode": "latest", "soft_deletes": True},
+    {"mode": "marked"},
     {"mode": "latest", "key": "id", "tombstones": "dead-letters"},
     {"mode": "history", "key": "id", "tombstones": "dead-letters"},
 ]

@@ -185,7 +185,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
 SHAPES: list[dict[str, Any]] = [
     {"mode": "append"},
     {"mode": "latest"},
-    {"mode": "latest", "soft_deletes": True},
+    {"mode": "marked"},
     {"mode": "latest", "key": "id", "tombstones": "dead-letters"},
     {"mode": "history"},
 ]

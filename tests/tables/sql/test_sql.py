@@ -503,14 +503,14 @@ def test_soft_deletes_mark_the_same_rows_as_in_every_other_table(database, step)
     records = pa.Table.from_batches(with_offsets([batch], 0))
     shape = TableShape("latest", soft_deletes=True)
     truth = merge_latest(shape.schema().empty_table(), records, RAW, shape.schema())
-    sink = database.sink(soft_deletes=True)
+    sink = database.sink(mode="marked")
     for first in range(0, len(SOFT), step):
         upto = Cursor(LOG, min(first + step, len(SOFT)))
         sink.apply(records.slice(first, step), since=upto.at(first), upto=upto)
     found = database.query('SELECT key, value, "offset", deleted FROM orders')
     rows = sorted((bytes(k), None if v is None else bytes(v), o, bool(d)) for k, v, o, d in found)
     assert rows == sorted((r["key"], r["value"], r["offset"], r["deleted"]) for r in truth.to_pylist())
-    with pytest.raises(InvalidInput, match="soft_deletes=True"):
+    with pytest.raises(InvalidInput, match="mode 'marked': open it with that"):
         database.sink().cursor(LOG)
 
 

@@ -34,6 +34,7 @@ class TableMode(StrEnum):
     """What a table keeps."""
 
     LATEST = "latest"
+    MARKED = "marked"
     APPEND = "append"
     HISTORY = "history"
 
@@ -48,8 +49,8 @@ def follow(
         typer.Option(
             "--mode",
             metavar="MODE",
-            help="What a new table keeps: latest, the latest row of each key (the default); append, every change; or "
-            "history, every version.",
+            help="What a new table keeps: latest, the latest row of each key (the default); marked, the same with "
+            "deleted rows marked; append, every change; or history, every version.",
         ),
     ] = None,
     slot: Annotated[
@@ -214,4 +215,4 @@ def _recorded_mode(table: str, name: str) -> str:
         recorded = sink_at(table, None, name=name).recorded()
     except NotFound:
         return "latest"
-    return "latest" if recorded is None else recorded.mode
+    return "latest" if recorded is None else recorded.opened_as

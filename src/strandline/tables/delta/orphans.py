@@ -37,8 +37,8 @@ _LOGGER: Final = logging.getLogger(__name__)
 class OrphanSweeper:
     """Removes orphans in a background thread, at most once a day. Failures are logged, and delay no commit."""
 
-    def __init__(self, followed: FollowedDelta, hours: int | None, *, clock: Clock = CLOCK) -> None:
-        """``hours``: files that are younger stay; None: all stay."""
+    def __init__(self, followed: FollowedDelta, hours: int = ORPHAN_HOURS, *, clock: Clock = CLOCK) -> None:
+        """``hours``: files that are younger stay."""
         self._followed = followed
         self._hours = hours
         self._clock = clock
@@ -54,7 +54,7 @@ class OrphanSweeper:
         now = self._clock.monotonic()
         is_first = self._last is None and (version % EVERY_VERSIONS == 0 or now - self._begun >= _EVERY_SECONDS)
         is_next = self._last is not None and now - self._last >= _EVERY_SECONDS
-        if self._hours is None or not (is_first or is_next):
+        if not (is_first or is_next):
             return
         self._last = now
         self.thread = threading.Thread(target=self._swept, name="strandline-orphans", daemon=True)
@@ -69,7 +69,7 @@ class OrphanSweeper:
     def removed(self) -> int:
         """Remove orphans now; returns how many there were."""
         version = self._followed.open_again()  # other threads use the remembered handle
-        if version is None or self._hours is None:
+        if version is None:
             return 0
         gone = 0
         for path in self._orphans(version.table, self._hours):

@@ -11,18 +11,18 @@ import pyarrow as pa
 
 from strandline.errors import InvalidInput, NotFound
 from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
-from strandline.model.arguments import Named, Positive, anything, checked
+from strandline.model.arguments import Named, anything, checked
 from strandline.model.cursor import Cursor
 from strandline.storage.disk import DISK, Disk
 from strandline.tables.delta.commits import DeltaCommits
-from strandline.tables.delta.orphans import ORPHAN_HOURS, OrphanSweeper
+from strandline.tables.delta.orphans import OrphanSweeper
 from strandline.tables.delta.place import refuse_links, refuse_other_files
 from strandline.tables.delta.version import check_folder
 from strandline.tables.files.sink import FileTableSink
 from strandline.tables.files.transaction import FileTransaction
-from strandline.tables.rows.kinds import Kind
-from strandline.tables.rows.logged import Value, fixed
-from strandline.tables.rows.shape import DeadLetters, TableShape, key_columns
+from strandline.tables.rows.kinds import Mode
+from strandline.tables.rows.logged import Value, shape_of
+from strandline.tables.rows.shape import DeadLetters
 from strandline.tables.rows.tombstones import Tombstones
 from strandline.tables.rows.types import storable
 
@@ -31,7 +31,7 @@ from strandline.tables.rows.types import storable
 class DeltaSink(FileTableSink):
     """A Delta table that follows a log: data and cursor are one commit, keyed by offset, so that nothing is duplicated.
 
-    ``mode="latest"`` keeps one row per key, the newest by offset; deletes and purges remove it (``soft_deletes``: mark
+    ``mode="latest"`` keeps one row per key, the newest by offset; deletes and purges remove it (``mode="marked"``: mark
     it), a null value is a row. ``mode="append"`` keeps every change. ``mode="history"`` keeps every version of every
     key, with the offsets and times at which it began and ended.
 
@@ -66,29 +66,21 @@ class DeltaSink(FileTableSink):
         self,
         url: Address,
         *,
-        mode: Kind = "latest",
+        mode: Mode = "latest",
         value: Value | None = None,
         key: str | Sequence[str] = (),
         tombstones: Tombstones | None = None,
         transform: Callable[[pa.Table], pa.Table] | None = None,
-        soft_deletes: bool = False,
         dead_letters: Address | None = None,
         max_bad_share: Annotated[Any, anything("a share between 0 and 1")] = 1.0,
-        orphan_hours: Positive | None = ORPHAN_HOURS,
         name: Named = "default",
         options: Mapping[str, str] | None = None,
         disk: Disk = DISK,
     ) -> None:
-        """The table at ``url``, which is created by the first apply; ``options`` are its storage options.
-
-        ``orphan_hours``: files of failed jobs that are older are removed now and then while the table is followed;
-        None: they stay.
-        """
+        """The table at ``url``, which is created by the first apply; ``options`` are its storage options."""
         self.url = _table_address(url)
         """The address of the table."""
-        shape = TableShape(
-            mode, fixed(value), key_columns(key), transform, soft_deletes, has_plain_types=True, tombstones=tombstones
-        )
+        shape = shape_of(mode, value, key, tombstones, transform, has_plain_types=True)
         storage = dict(options or {})
         letters_of = None
         if dead_letters is not None:
@@ -97,7 +89,7 @@ class DeltaSink(FileTableSink):
             letters_of = partial(_letters_of, letters, name, storage, disk)
         table = DeltaCommits(self.url, shape, name, storage, disk)
         super().__init__(table, shape, value, storable, letters_of, max_bad_share)
-        self._orphans = OrphanSweeper(table, orphan_hours)
+        self._orphans = OrphanSweeper(table)
 
     def _begun(self, since: Cursor, upto: Cursor, tasks: int) -> FileTransaction | None:
         begun = super()._begun(since, upto, tasks)

@@ -19,9 +19,9 @@ from strandline.tables.files.sink import FileTableSink
 from strandline.tables.iceberg.columns import iceberg_library, kept_in_iceberg
 from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.orphans import remove_orphans
-from strandline.tables.rows.kinds import Kind
-from strandline.tables.rows.logged import Value, fixed
-from strandline.tables.rows.shape import DeadLetters, TableShape, key_columns
+from strandline.tables.rows.kinds import Mode
+from strandline.tables.rows.logged import Value, shape_of
+from strandline.tables.rows.shape import DeadLetters
 from strandline.tables.rows.tombstones import Tombstones
 
 SMALL_FILE: Final = 64 << 20
@@ -34,7 +34,7 @@ _TRIES: Final = 8
 class IcebergSink(FileTableSink):
     """An Iceberg table that follows a log: data and cursor are one snapshot, keyed by offset.
 
-    ``mode``, ``value``, ``key``, ``tombstones``, ``transform``, ``soft_deletes`` and ``max_bad_share`` are those of
+    ``mode``, ``value``, ``key``, ``tombstones``, ``transform`` and ``max_bad_share`` are those of
     :class:`~strandline.tables.delta.sink.DeltaSink`. ``dead_letters`` names a second table for records that cannot
     become rows.
 
@@ -51,12 +51,11 @@ class IcebergSink(FileTableSink):
         catalog: Annotated[Any, anything("a catalog of pyiceberg, or its name")],
         table: Named,
         *,
-        mode: Kind = "latest",
+        mode: Mode = "latest",
         value: Value | None = None,
         key: str | Sequence[str] = (),
         tombstones: Tombstones | None = None,
         transform: Callable[[pa.Table], pa.Table] | None = None,
-        soft_deletes: bool = False,
         dead_letters: str | None = None,
         max_bad_share: Annotated[Any, anything("a share between 0 and 1")] = 1.0,
         name: Named = "default",
@@ -75,7 +74,7 @@ class IcebergSink(FileTableSink):
                 raise InvalidInput(f"{shown(identifier)} has no namespace: write namespace.table.")
         self.table = table
         """The identifier of the table."""
-        shape = TableShape(mode, fixed(value), key_columns(key), transform, soft_deletes, tombstones=tombstones)
+        shape = shape_of(mode, value, key, tombstones, transform)
         found = _catalog(catalog)
         letters = None
         if dead_letters is not None:

@@ -15,7 +15,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.sink import Sink
 from strandline.tables.maintain.comparison import RowDifferences, ShareTask
 from strandline.tables.maintain.replay import Replayed
-from strandline.tables.rows.kinds import RAW, TYPED, Kind
+from strandline.tables.rows.kinds import RAW, TYPED, Kind, Mode
 from strandline.tables.rows.logged import is_raw
 from strandline.tables.work import Rebuild
 
@@ -43,10 +43,10 @@ class RecordedTable:
     """Whether its database has a table of its dead letters; tables of files do not record where theirs are."""
 
     @property
-    def has_soft_deletes(self) -> bool:
-        """Whether deleted rows are marked, by its columns."""
+    def opened_as(self) -> Mode:
+        """The mode of its sink: whether deleted rows are marked is seen by the columns."""
         names = RAW if is_raw(self.columns) else TYPED
-        return self.mode == "latest" and names.deleted in self.columns.names
+        return "marked" if self.mode == "latest" and names.deleted in self.columns.names else self.mode
 
 
 @runtime_checkable

@@ -72,9 +72,13 @@ def existing_sink(
         raise InvalidInput(f"The table {sink.where} follows no log: it was made by another program.")
     if into is not None:
         _check_other(address, into, recorded)
-    shape: dict[str, Any] = {"mode": recorded.mode, "value": value, "key": key, "tombstones": tombstones, "name": name}
-    if recorded.has_soft_deletes:
-        shape["soft_deletes"] = True
+    shape: dict[str, Any] = {
+        "mode": recorded.opened_as,
+        "value": value,
+        "key": key,
+        "tombstones": tombstones,
+        "name": name,
+    }
     if dead_letters is None and recorded.has_letters and (into is None or is_in_database(into)):
         dead_letters = True
     if dead_letters is not None:

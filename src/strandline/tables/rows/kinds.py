@@ -26,6 +26,9 @@ from strandline.model.records import READ_SCHEMA, TIMESTAMP, Op
 Kind: TypeAlias = Literal["latest", "append", "history"]
 """What a table keeps."""
 
+Mode: TypeAlias = Literal["latest", "marked", "append", "history"]
+"""The ``mode`` of a sink: a kind, or ``"marked"``, which is ``latest`` with soft deletes."""
+
 KINDS: Final[tuple[Kind, ...]] = ("latest", "append", "history")
 _PUT: Final = pa.scalar(int(Op.PUT), pa.int8())
 _PURGE: Final = pa.scalar(int(Op.PURGE), pa.int8())

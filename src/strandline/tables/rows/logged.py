@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Literal, Self, TypeAlias
 
@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from strandline.errors import InvalidInput, SchemaRefused
 from strandline.log.read.value_format import named_codec
-from strandline.tables.rows.kinds import TYPED
-from strandline.tables.rows.shape import TableShape
+from strandline.tables.rows.kinds import TYPED, Mode
+from strandline.tables.rows.shape import ArrowTransform, TableShape
+from strandline.tables.rows.tombstones import Tombstones
 from strandline.values.contract import Codec
 
 Value: TypeAlias = Codec | Literal["log"]
@@ -100,6 +101,16 @@ def is_raw(columns: pa.Schema | None) -> bool:
     return columns is not None and TYPED.offset not in columns.names and TYPED.valid[0] not in columns.names
 
 
-def fixed(value: Value | None) -> Codec | None:
-    """The codec, if it does not depend on the log."""
-    return None if isinstance(value, str) else value
+def shape_of(
+    mode: Mode,
+    value: Value | None,
+    key: str | Sequence[str],
+    tombstones: Tombstones | None,
+    transform: ArrowTransform | None,
+    *,
+    has_plain_types: bool = False,
+) -> TableShape:
+    """The shape of a table by the options of its sink, as far as it does not depend on the log."""
+    kind, codec = "latest" if mode == "marked" else mode, None if isinstance(value, str) else value
+    columns = (key,) if isinstance(key, str) else tuple(key)
+    return TableShape(kind, codec, columns, transform, mode == "marked", has_plain_types, tombstones)

@@ -64,11 +64,6 @@ LETTER_SCHEMA: Final = BAD_SCHEMA.append(pa.field("of_table", pa.string(), nulla
 _META: Final = {name: RECORD_FIELDS[name] for name in ("key", "offset", "timestamp", "op")}
 
 
-def key_columns(key: str | Sequence[str]) -> tuple[str, ...]:
-    """The columns that identify a row; none: the record's key does."""
-    return (key,) if isinstance(key, str) else tuple(key)
-
-
 @dataclass(frozen=True, slots=True)
 class ShapedRows:
     """Changes with the columns of a table's rows, in the order of their offsets; and records that have no row."""

@@ -14,8 +14,7 @@ from strandline.errors import DiskFull, InvalidInput, SchemaRefused, StorageErro
 from strandline.model.arguments import Named, Secret, anything, checked
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tables.rows.kinds import Kind
-from strandline.tables.rows.logged import Value, fixed
-from strandline.tables.rows.shape import TableShape, key_columns
+from strandline.tables.rows.logged import Value, shape_of
 from strandline.tables.rows.tombstones import Tombstones
 from strandline.tables.sql.columns import DEAD_LETTERS, TypeOf, check_names, is_nested, times_outside
 from strandline.tables.sql.copy_format import EPOCH_DAYS, TIMES
@@ -46,7 +45,7 @@ class PostgresSink(SqlSink):
     """A table in PostgreSQL that follows a log: rows, dead letters and cursor are one transaction.
 
     ``mode="latest"`` keeps one row per key, the newest by offset; deletes and purges remove it
-    (``soft_deletes``: mark it). ``mode="append"`` keeps every change. ``value`` decodes values into typed columns; new
+    (``mode="marked"``: mark it). ``mode="append"`` keeps every change. ``value`` decodes values into typed columns; new
     fields add columns. ``key`` and ``tombstones`` are those of :class:`~strandline.tables.delta.sink.DeltaSink`. A
     record that has no row, such as one that cannot be decoded, is ``BadRecord``, or a row of ``<table>_dead_letters``
     with ``dead_letters=True``; more than ``max_bad_share`` of a commit's records stop it.
@@ -61,12 +60,11 @@ class PostgresSink(SqlSink):
         dsn: Secret,
         *,
         table: Named,
-        mode: Literal["latest", "append"] = "latest",
+        mode: Literal["latest", "marked", "append"] = "latest",
         value: Value | None = None,
         key: str | Sequence[str] = (),
         tombstones: Tombstones | None = None,
         transform: Callable[[pa.Table], pa.Table] | None = None,
-        soft_deletes: bool = False,
         dead_letters: bool = False,
         max_bad_share: Annotated[Any, anything("a share between 0 and 1")] = 1.0,
         name: Named = "default",
@@ -76,8 +74,8 @@ class PostgresSink(SqlSink):
         ``dsn`` is a connection string or address of PostgreSQL; what it omits comes from the usual variables
         (``PGHOST``, ``PGPASSWORD``, ...).
         """
-        shape = TableShape(mode, fixed(value), key_columns(key), transform, soft_deletes, tombstones=tombstones)
-        self.mode: Kind = mode
+        shape = shape_of(mode, value, key, tombstones, transform)
+        self.mode: Kind = shape.kind
         """The kind of the table."""
         self._table = table
         self._name = name

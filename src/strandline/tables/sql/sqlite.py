@@ -26,8 +26,7 @@ from strandline.model.addresses import Address, as_folder, is_text
 from strandline.model.arguments import Named, anything, checked
 from strandline.storage.disk import DISK, Disk, exists, make_own_folder
 from strandline.tables.rows.kinds import Kind
-from strandline.tables.rows.logged import Value, fixed
-from strandline.tables.rows.shape import TableShape, key_columns
+from strandline.tables.rows.logged import Value, shape_of
 from strandline.tables.rows.tombstones import Tombstones
 from strandline.tables.sql.columns import TypeOf, check_names, times_outside
 from strandline.tables.sql.sink import SqlSink
@@ -43,7 +42,7 @@ class SqliteSink(SqlSink):
     """A table in a SQLite file that follows a log: rows, dead letters and cursor are one transaction.
 
     ``mode="latest"`` keeps one row per key, the newest by offset; deletes and purges remove it
-    (``soft_deletes``: mark it). ``mode="append"`` keeps every change. ``value`` decodes values into typed columns; new
+    (``mode="marked"``: mark it). ``mode="append"`` keeps every change. ``value`` decodes values into typed columns; new
     fields add columns. ``key`` and ``tombstones`` are those of :class:`~strandline.tables.delta.sink.DeltaSink`. A
     record that has no row, such as one that cannot be decoded, is ``BadRecord``, or a row of ``<table>_dead_letters``
     with ``dead_letters=True``; more than ``max_bad_share`` of a commit's records stop it.
@@ -68,12 +67,11 @@ class SqliteSink(SqlSink):
         path: Address,
         *,
         table: Named,
-        mode: Literal["latest", "append"] = "latest",
+        mode: Literal["latest", "marked", "append"] = "latest",
         value: Value | None = None,
         key: str | Sequence[str] = (),
         tombstones: Tombstones | None = None,
         transform: Callable[[pa.Table], pa.Table] | None = None,
-        soft_deletes: bool = False,
         dead_letters: bool = False,
         max_bad_share: Annotated[Any, anything("a share between 0 and 1")] = 1.0,
         name: Named = "default",
@@ -86,8 +84,8 @@ class SqliteSink(SqlSink):
             raise InvalidInput(f"{self.path!a} is not UTF-8, and the path of a database has to be: name another file.")
         if "\0" in table or table.lower().startswith("sqlite_"):
             raise InvalidInput(f"{table!r} cannot be the name of a table in SQLite: choose another.")
-        shape = TableShape(mode, fixed(value), key_columns(key), transform, soft_deletes, tombstones=tombstones)
-        self.mode: Kind = mode
+        shape = shape_of(mode, value, key, tombstones, transform)
+        self.mode: Kind = shape.kind
         """The kind of the table."""
         self._table = table
         self._name = name

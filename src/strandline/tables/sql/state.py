@@ -122,10 +122,8 @@ class Expected:
         if row.mode != self.mode:
             raise InvalidInput(f"The table {self.where} was made with mode {row.mode!r}: open it with that.")
         if row.mode == "latest" and self.has_soft_deletes != (self.deleted in row.schema.names):
-            raise InvalidInput(
-                f"The table {self.where} was made {'without' if self.has_soft_deletes else 'with'} soft deletes: "
-                "open it so, or build a new one."
-            )
+            made = "latest" if self.has_soft_deletes else "marked"
+            raise InvalidInput(f"The table {self.where} was made with mode {made!r}: open it with that.")
         if row.key not in (None, self.key):
             raise InvalidInput(
                 f"The table {self.where} was made with the key {row.key}, and is opened with {self.key}: open it as it "
