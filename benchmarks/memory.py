@@ -60,8 +60,8 @@ def _workers(folder: str, mode: str) -> None:
     peaks = []
     for name, url in (("warm", warm.url), ("table", log.url)):
         sink = sl.DeltaSink(f"{folder}/workers-{mode}-{name}", mode=mode)
-        options = {"max_bytes_per_trigger": sl.followers.Batching().bytes, "place": "executors"}
-        sl.spark.follow(spark, url, sink, trigger=_NOW, **options).await_termination()
+        bound = {"maxBytesPerTrigger": str(sl.followers.Batching().bytes)}
+        sl.spark.follow(spark, url, sink, trigger=_NOW, place="executors", options=bound).await_termination()
         alive = [one for one in psutil.Process().children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]
         peaks.append(max(_peak(one.pid) for one in alive if "pyspark.daemon" in one.cmdline()))
     print(peaks[1] - peaks[0])

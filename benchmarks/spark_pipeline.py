@@ -17,6 +17,7 @@ from benchmarks.harness import Result, scratch, seconds
 from benchmarks.spark_tables import MILLION, extend, filled
 
 NOW: Final = {"availableNow": True}
+WHOLE: Final = {"maxBytesPerTrigger": str(1 << 40)}
 ROUNDS: Final = 5
 TRIGGERS: Final = 200
 PER_TRIGGER: Final = 2_000
@@ -68,7 +69,7 @@ def wall_times(cores: int, url: str, folder: str) -> dict[str, list[float]]:
     for turn in range(-1, 3):  # the first one starts the workers
         for name, options in kinds.items():
             sink = sl.DeltaSink(f"{folder}-{name}-{turn}", **options)
-            following = sl.spark.follow(spark, url, sink, trigger=NOW, place="executors", max_bytes_per_trigger=1 << 40)
+            following = sl.spark.follow(spark, url, sink, trigger=NOW, place="executors", options=WHOLE)
             took = seconds(following.await_termination)
             if turn >= 0:
                 found.setdefault(name, []).append(took)

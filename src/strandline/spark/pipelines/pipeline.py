@@ -20,7 +20,7 @@ from strandline.log.contract import LogReading
 from strandline.log.lag import lag_of
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.addresses import Address
-from strandline.model.arguments import Positive, anything, checked
+from strandline.model.arguments import anything, checked
 from strandline.model.cursor import Cursor, Limit, Start
 from strandline.model.sink import LogAwareSink, Sink, TableSink, TransformableSink
 from strandline.spark.opening import SharedLog, access_options, opened
@@ -30,7 +30,7 @@ from strandline.spark.pipelines.progress import OnStep, PipelineProgress, Progre
 from strandline.spark.pipelines.transform import FrameTransform
 from strandline.spark.pipelines.workers import Place, SparkWorkers
 from strandline.spark.trigger import Trigger, parse_trigger
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.retry import Backoff
 from strandline.tier.read.tiered_log import TieredLog
 
@@ -52,16 +52,12 @@ def follow(
     slot: str | None = None,
     transform: Annotated[Any, anything("a function from DataFrame to DataFrame, or a query as text")] = None,
     trigger: Mapping[str, Any] | None = None,
-    holder: str | None = None,
     start: Start = "beginning",
     repair: bool = False,
-    max_bytes_per_trigger: Positive | None = _MAX_BYTES,
     place: Place = "auto",
     progress: bool = False,
     options: Mapping[str, str] | None = None,
     on_step: OnStep | None = None,
-    clock: Clock = CLOCK,
-    chance: Chance = CHANCE,
 ) -> Following:
     """Start a pipeline that keeps the sink exactly in step with the log; every record is applied once.
 
@@ -72,17 +68,17 @@ def follow(
 
     A sink without a cursor starts at ``start``: the ``"beginning"``, which is ``CursorExpired`` if it was trimmed, at
     what is ``"retained"``, at ``"now"``, an offset, a time or a cursor. ``slot`` is created if it is missing, claimed
-    by ``holder`` (fresh per run unless given), and advanced to the sink's stored cursor.
+    by a holder of this run, and advanced to the sink's stored cursor.
     ``transform`` is a function from a DataFrame of decoded changes to one of rows, or a query such as ``SELECT ... FROM
     changes``; executors run it on each range by itself. A keyed table needs the columns ``_key`` (or those that the
     sink's ``key`` names), ``_offset``, ``_timestamp`` and ``_op`` of each row's record, and at most one row per key and
     offset.
     ``trigger`` takes Spark's arguments: ``{"processingTime": "10 seconds"}`` runs for ever,
     ``{"availableNow": True}`` ends at the log's end as of now, ``{"once": True}`` does that in one commit.
-    ``max_bytes_per_trigger`` bounds what the records of a commit take in memory, by an estimate that is learned from
-    those before; a range for which workers have too little memory is committed in smaller pieces. A table that takes
-    long to rewrite is committed to less often: commits take at most half of the time, unless the pipeline is behind by
-    more than one trigger.
+    ``maxBytesPerTrigger`` among ``options`` (256 MiB) bounds what the records of a commit take in memory, by an
+    estimate that is learned from those before; a range for which workers have too little memory is committed in smaller
+    pieces. A table that takes long to rewrite is committed to less often: commits take at most half of the time, unless
+    the pipeline is behind by more than one trigger.
     ``progress=True`` shows a progress bar on standard error, or in a notebook; plain lines where that is no terminal.
     ``options`` are those of the data source, such as ``storage.*``. If the log has a cold tier, cursor and slot may be
     in either tier.
@@ -105,19 +101,19 @@ def follow(
         if transform is not None:
             sink, workers = transforming(spark, source, sink, transform, place)
         read = parse_options({**given, "path": source.url})
-        committer = begin(source, sink, slot, start=start, holder=holder or str(chance.uuid()), repair=repair)
+        committer = begin(source, sink, slot, start=start, holder=str(CHANCE.uuid()), repair=repair)
         with committer.abandoned_on_error():
-            position = None if slot is None else stack.enter_context(SlotHeartbeat(committer, source, clock=clock))
+            position = None if slot is None else stack.enter_context(SlotHeartbeat(committer, source, clock=CLOCK))
             engine = Engine(
-                _batching(timing, read.limit, max_bytes_per_trigger),
+                _batching(timing, read.limit),
                 upto=_upto(read.end, source.end().next if timing.is_bounded else None),
                 retries=PATIENCE,
                 is_strict=True,
             )
             labels = (source.url, str(getattr(sink, "url", None) or getattr(sink, "table", "")))
-            counter = ProgressCounter(engine, timing, on_step or (lambda _: None), clock, labels)
+            counter = ProgressCounter(engine, timing, on_step or (lambda _: None), CLOCK, labels)
             follower = Follower(
-                engine, source, committer, position, clock, workers=workers, observer=counter, retries_errors=True
+                engine, source, committer, position, CLOCK, workers=workers, observer=counter, retries_errors=True
             )
             following = Following(follower, committer, workers, counter, stack.pop_all())
             if progress:
@@ -157,12 +153,12 @@ def _upto(end: Position, now: int | None) -> int | None:
     return min((offset for offset in (named, now) if offset is not None), default=None)
 
 
-def _batching(timing: Trigger, limit: Limit, most: int | None) -> Batching:
+def _batching(timing: Trigger, limit: Limit) -> Batching:
     if timing.is_single:
         return Batching(records=_WITHOUT_END, bytes=_WITHOUT_END, window=_WITHOUT_END)
     return Batching(
         records=limit.records or _WITHOUT_END,
-        bytes=limit.bytes or most or _WITHOUT_END,
+        bytes=limit.bytes or _MAX_BYTES,
         window=timing.pace,
         batches=limit.batches,
     )
