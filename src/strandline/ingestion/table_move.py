@@ -20,7 +20,7 @@ from strandline.model.addresses import Address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.tables.maintain.contract import MaintainedTable
-from strandline.tables.maintain.operations import existing
+from strandline.tables.maintain.opening import existing
 
 _REBUILD: Final = "Build the table again from the other log: remove it, and follow that log into it."
 

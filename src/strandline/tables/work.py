@@ -16,6 +16,7 @@ from strandline.log.read.reading import AHEAD_BYTES, fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.sink import Part, Written
 from strandline.storage.task_pool import TaskPool, ThreadPool
+from strandline.tables.maintain.range_pin import RebuildPin
 
 
 def assigned(parts: Sequence[Part], spans: Sequence[Span]) -> list[tuple[Part, Sequence[Span]]]:
@@ -102,16 +103,6 @@ class InProcess:
 IN_PROCESS: Final = InProcess()
 
 
-class RangePin(Protocol):
-    """Keeps a range of a log from being trimmed while it is read."""
-
-    def hold(self, beginning: Cursor) -> None:
-        """Pin the records after a cursor until the job ends; ``CursorExpired`` if the log no longer has them."""
-
-    def hold_behind(self, end: Cursor) -> None:
-        """Pin the records after the job's range for the follower."""
-
-
 @dataclass(frozen=True, slots=True)
 class Rebuild:
     """The range of a log that becomes all rows of a table, and what writes and verifies them."""
@@ -127,7 +118,7 @@ class Rebuild:
     """Compares the new rows with the log before they replace the old ones."""
     is_verified: bool = True
     """Whether they are compared."""
-    pin: RangePin | None = None
+    pin: RebuildPin | None = None
     """Keeps the range in the log until the rows are committed, and what comes behind it for the follower."""
 
     def planned(self, began: int) -> tuple[Cursor, Sequence[Span], Cursor]:

@@ -26,7 +26,8 @@ from strandline.log.memory import MemoryLog
 from strandline.model.records import record_batch
 from strandline.tables.files.part import narrowed
 from strandline.tables.iceberg.sink import IcebergSink
-from strandline.tables.maintain.operations import describe, existing, optimize, rebuild, vacuum, verify
+from strandline.tables.maintain.opening import existing
+from strandline.tables.maintain.operations import describe, optimize, rebuild, vacuum, verify
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 from strandline.testing.clock import ManualClock
 from tests.cases import some

@@ -40,7 +40,8 @@ from strandline.tables.files.letters import LetterBox
 from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.tables.maintain.comparison import RowDifferences
-from strandline.tables.maintain.operations import existing, rebuild, verify
+from strandline.tables.maintain.opening import existing
+from strandline.tables.maintain.operations import rebuild, verify
 from strandline.tables.maintain.rebuilding import rebuild_table
 from strandline.tables.sql import expected
 from strandline.tables.sql.postgres_transaction import PostgresTransaction

@@ -49,12 +49,14 @@ _LOGGER: Final = logging.getLogger(__name__)
 class DeltaCommits(FollowedDelta):
     """A Delta table, and commits on versions of it whose state was proved."""
 
-    def evolved(self, version: DeltaVersion) -> DeltaVersion:
+    def evolved(self, version: DeltaVersion, *, is_rebuilt: bool = False) -> DeltaVersion:
         """The version with the columns that its values need now: a commit of its own, at the same cursor.
 
         New columns are null in older rows. A column that becomes wider rewrites all files, in one commit.
         """
-        change = None if version.is_new else version.needed_change(self.shape)
+        change = None if version.is_new else version.needed_change(self.shape, is_rebuilt=is_rebuilt)
+        if is_rebuilt:  # the columns change with the rows
+            return replace(version, made=change.schema if change else version.columns, found=None)
         if not change or version.at is None:
             return version
         warn_of_change(change, self.url)
@@ -81,11 +83,6 @@ class DeltaCommits(FollowedDelta):
         if found is None or found.number != known.version:
             raise Conflict(f"Another job committed to the table {self.url} while its columns were changed.")
         return replace(found, found=known)
-
-    def rebuilding(self, version: DeltaVersion) -> DeltaVersion:
-        """The version of a table whose next commit replaces all rows, and has the columns that they need."""
-        change = version.needed_change(self.shape, is_rebuilt=True)
-        return replace(version, made=change.schema if change else version.columns, found=None)
 
     def _rewritten(self, version: DeltaVersion, schema: pa.Schema) -> Iterator[DataFile]:
         """All files of the table once more, with wider columns; a file keeps the range of hashes that it covers."""

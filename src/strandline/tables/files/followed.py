@@ -178,12 +178,11 @@ class FollowedTable(ABC, Generic[V]):
         """The error for a lost file of a version, or one elsewhere; None if all are there."""
 
     @abstractmethod
-    def evolved(self, version: V) -> V:
-        """The version with the columns that its values need now; ``SchemaRefused`` if it cannot have them."""
+    def evolved(self, version: V, *, is_rebuilt: bool = False) -> V:
+        """The version with the columns that its values need now; ``SchemaRefused`` if it cannot have them.
 
-    @abstractmethod
-    def rebuilding(self, version: V) -> V:
-        """The same for a commit that replaces all rows."""
+        ``is_rebuilt``: its next commit replaces all rows.
+        """
 
     def created(self, version: V, holder: str | None) -> V:
         """The version, whose table exists if this format has to create it before the first commit."""

@@ -250,7 +250,7 @@ class FileTableSink(ABC):
         self._followed.refuse_lost_transform(version)
         self._followed.check_followed(version, log_id, is_rebuilt=True)
         self._followed.known.pop(log_id, None)
-        version = self._followed.rebuilding(version)
+        version = self._followed.evolved(version, is_rebuilt=True)
         letters = self._opened_letters(version, upto.at(start))
         parts = tuple(replace(part, old=(), known_letters=None) for part in self._parts(version, 0, letters, tasks))
         written = work(parts)

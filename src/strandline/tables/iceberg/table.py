@@ -237,16 +237,9 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
         files = self.data_files(version).values()
         return sum(file.record_count for file in files), len(files), sum(file.file_size_in_bytes for file in files)
 
-    def evolved(self, version: IcebergVersion) -> IcebergVersion:
+    def evolved(self, version: IcebergVersion, *, is_rebuilt: bool = False) -> IcebergVersion:
         """The version with new and wider columns, which become part of the commit."""
-        return version if version.is_new else self._with_columns(version)
-
-    def rebuilding(self, version: IcebergVersion) -> IcebergVersion:
-        """The same for a commit that replaces all rows."""
-        return self._with_columns(version, is_rebuilt=True)
-
-    def _with_columns(self, version: IcebergVersion, *, is_rebuilt: bool = False) -> IcebergVersion:
-        if isinstance(self.shape, DeadLetters) or not self.shape.is_typed:
+        if version.is_new or isinstance(self.shape, DeadLetters) or not self.shape.is_typed:
             return version
         change = self.shape.evolution(version.columns, in_iceberg(self.shape.schema()), is_rebuilt=is_rebuilt)
         if not change:

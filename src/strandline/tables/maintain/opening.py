@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from strandline.errors import InvalidInput
 from strandline.model.addresses import Address, as_address, refuse_credentials
+from strandline.model.arguments import Named, checked
 from strandline.tables.delta.files import table_folder
 from strandline.tables.maintain.contract import MaintainedTable, RecordedTable
 from strandline.tables.rows.logged import Value
@@ -23,7 +24,7 @@ def is_in_database(address: str) -> bool:
     return address.startswith((_SQLITE, *_POSTGRES))
 
 
-def sink_at(address: str, options: Mapping[str, str] | None, **shape: Any) -> MaintainedTable:
+def sink_at(address: Address, options: Mapping[str, str] | None, **shape: Any) -> MaintainedTable:
     """The sink of a table by its address.
 
     ``iceberg://CATALOG/namespace.table``, ``sqlite:FILE#TABLE`` and ``postgresql://host/database#schema.table``; any
@@ -54,24 +55,33 @@ def sink_at(address: str, options: Mapping[str, str] | None, **shape: Any) -> Ma
     return DeltaSink(url, options=options, **shape)
 
 
-def existing_sink(
-    address: str,
-    value: Value | None,
-    key: str | Sequence[str],
-    tombstones: Tombstones | None,
-    name: str,
-    options: Mapping[str, str] | None,
+@checked
+def existing(
+    url: Address,
     *,
-    dead_letters: Address | bool | None,
-    into: str | None = None,
+    value: Value | None = None,
+    key: str | Sequence[str] = (),
+    tombstones: Tombstones | None = None,
+    dead_letters: Address | bool | None = None,
+    name: Named = "default",
+    options: Mapping[str, str] | None = None,
+    into: Address | None = None,
 ) -> MaintainedTable:
-    """The sink of a table that is there, with what the table records of itself; or of a table like that at ``into``."""
-    sink = sink_at(address, options, name=name)
+    """The sink of a table that follows a log; what it keeps is recorded in the table.
+
+    The address of a Delta table, ``iceberg://CATALOG/namespace.table``, ``sqlite:FILE#TABLE`` or
+    ``postgresql://host/database#schema.table``. ``dead_letters`` is that of the sink: the place of the letters. A SQL
+    database has one for each table, which is used if it exists, or with True. ``into`` is the address of another table,
+    whose sink keeps the same.
+    ``NotFound`` if there is no table, ``InvalidInput`` if it follows no log.
+    """
+    other = None if into is None else as_address(into)
+    sink = sink_at(url, options, name=name)
     recorded = sink.recorded()
     if recorded is None:
         raise InvalidInput(f"The table {sink.where} follows no log: it was made by another program.")
-    if into is not None:
-        _check_other(address, into, recorded)
+    if other is not None:
+        _check_other(as_address(url), other, recorded)
     shape: dict[str, Any] = {
         "mode": recorded.opened_as,
         "value": value,
@@ -79,11 +89,11 @@ def existing_sink(
         "tombstones": tombstones,
         "name": name,
     }
-    if dead_letters is None and recorded.has_letters and (into is None or is_in_database(into)):
+    if dead_letters is None and recorded.has_letters and (other is None or is_in_database(other)):
         dead_letters = True
     if dead_letters is not None:
         shape["dead_letters"] = dead_letters
-    return sink_at(into or address, options, **shape)
+    return sink_at(other or url, options, **shape)
 
 
 def _check_other(address: str, into: str, recorded: RecordedTable) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from typing import Final
@@ -12,18 +11,16 @@ import pyarrow as pa
 from strandline.errors import Conflict, InvalidInput, NotFound, Unsupported
 from strandline.log.addressed import log_at
 from strandline.log.contract import Log
-from strandline.model.addresses import Address, as_address
-from strandline.model.arguments import Named, checked
+from strandline.model.addresses import Address
+from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Start
 from strandline.storage.task_pool import TaskPool, ThreadPool
 from strandline.tables.maintain.comparison import RowDifferences, compared_shares
 from strandline.tables.maintain.contract import ComparedInDatabase, MaintainedTable
-from strandline.tables.maintain.opening import existing_sink
+from strandline.tables.maintain.opening import existing
 from strandline.tables.maintain.rebuilding import rebuild_table
 from strandline.tables.maintain.replay import Replayed
 from strandline.tables.rows.kinds import Kind
-from strandline.tables.rows.logged import Value
-from strandline.tables.rows.tombstones import Tombstones
 
 GRACE_HOURS: Final = 168
 """Hours for which files are kept that no version names: a slow commit may still name them."""
@@ -124,30 +121,6 @@ def _compared_files(sink: MaintainedTable, log: Log, pool: TaskPool) -> tuple[Cu
         if sink.cursor(log.log_id) == cursor:  # otherwise rows and cursor may be of different versions
             return cursor, compared_shares(log, tasks or (), pool, f"verify {sink.where}")
     raise Conflict(f"The table {sink.where} was committed to while it was compared: stop its follower, or try again.")
-
-
-@checked
-def existing(
-    url: Address,
-    *,
-    value: Value | None = None,
-    key: str | Sequence[str] = (),
-    tombstones: Tombstones | None = None,
-    dead_letters: Address | bool | None = None,
-    name: Named = "default",
-    options: Mapping[str, str] | None = None,
-    into: Address | None = None,
-) -> MaintainedTable:
-    """The sink of a table that follows a log; what it keeps is recorded in the table.
-
-    The address of a Delta table, ``iceberg://CATALOG/namespace.table``, ``sqlite:FILE#TABLE`` or
-    ``postgresql://host/database#schema.table``. ``dead_letters`` is that of the sink: the place of the letters. A SQL
-    database has one for each table, which is used if it exists, or with True. ``into`` is the address of another table,
-    whose sink keeps the same.
-    ``NotFound`` if there is no table, ``InvalidInput`` if it follows no log.
-    """
-    other = None if into is None else as_address(into)
-    return existing_sink(as_address(url), value, key, tombstones, name, options, dead_letters=dead_letters, into=other)
 
 
 @checked

@@ -19,7 +19,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 @final
 class RebuildPin:
-    """See :class:`~strandline.tables.work.RangePin`.
+    """Keeps a range of a log from being trimmed while it is read.
 
     The job's own slot is dropped at its end, and expires if the process is killed. A log without slots, such as one
     that is only read here, is read unpinned, with a warning: if it is trimmed meanwhile, the rebuild is refused. The
@@ -35,7 +35,7 @@ class RebuildPin:
         self._end: Cursor | None = None
 
     def hold(self, beginning: Cursor) -> None:
-        """Pin the records after a cursor until the block ends."""
+        """Pin the records after a cursor until the block ends; ``CursorExpired`` if the log no longer has them."""
         try:
             if self._own is not None:
                 self._own.hold(beginning)
