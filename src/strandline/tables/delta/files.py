@@ -15,11 +15,11 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.errors import CorruptData, NotFound, TransientStorageError
+from strandline.errors import TransientStorageError
 from strandline.model.addresses import split_address
 from strandline.model.sink import DataFile
-from strandline.storage.disk import DISK, Disk, is_linked, make_own_folder
-from strandline.tables.files.data_files import lost_file
+from strandline.storage.disk import DISK, Disk, is_linked
+from strandline.tables.files.data_files import named_reading, put_locally
 from strandline.tables.files.paths import linked
 
 _PIECE: Final = 8 << 20
@@ -64,11 +64,7 @@ class DeltaFiles:
         """Store a new file; on a local disk it is synced."""
         folder = table_folder(self.url)
         if folder is not None:
-            try:
-                self.disk.write_new(f"{folder}/{name}", [data])
-            except NotFound:  # the first file of a new table
-                make_own_folder(folder, disk=self.disk)
-                self.disk.write_new(f"{folder}/{name}", [data])
+            put_locally(self.disk, f"{folder}/{name}", data)
             return name
         try:
             # Not through pyarrow: deltalake's own stream takes bytes, and pyarrow hands it buffers.
@@ -84,21 +80,11 @@ class DeltaFiles:
         """The rows of a file."""
         self.refuse_links([path])
         folder = table_folder(self.url)
-        try:
+        with named_reading(path, self.url):
             if folder is not None:
                 return _rows(f"{folder}/{path}")
             with self._handler().open_input_file(path) as file:
                 return _rows(pa.BufferReader(file.read()))
-        except pa.ArrowInvalid as error:
-            raise CorruptData(
-                f"The data file {path} of the table {self.url} is damaged ({error}): build the table again."
-            ) from error
-        except FileNotFoundError as error:
-            raise lost_file(path, self.url) from error
-        except OSError as error:
-            raise TransientStorageError(
-                f"The data file {path} of the table {self.url} could not be read: {error}"
-            ) from error
 
     def refuse_links(self, paths: Iterable[str]) -> None:
         """``CorruptData`` for a file behind a symbolic link on a local disk."""

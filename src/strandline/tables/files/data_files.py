@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from strandline.errors import CorruptData
+from strandline.errors import CorruptData, NotFound, TransientStorageError
 from strandline.model.sink import ColumnStatistics, DataFile
+from strandline.storage.disk import Disk, make_own_folder
 
 ROW_GROUP: Final = 131_072
 _LONGEST_TEXT: Final = 64
@@ -36,6 +39,30 @@ def lost_file(path: str, where: str) -> CorruptData:
         "('strandline table repair'), which goes back to the last version whose files are all there, or build the "
         "table again."
     )
+
+
+def put_locally(disk: Disk, path: str, data: memoryview) -> None:
+    """Store a new file durably on this machine's disk; the first one of a table makes its folder."""
+    try:
+        disk.write_new(path, [data])
+    except NotFound:
+        make_own_folder(path.rpartition("/")[0], disk=disk)
+        disk.write_new(path, [data])
+
+
+@contextlib.contextmanager
+def named_reading(path: str, where: str) -> Iterator[None]:
+    """The errors of a file that cannot be read: ``CorruptData`` if it is damaged or lost."""
+    try:
+        yield
+    except pa.ArrowInvalid as error:
+        raise CorruptData(
+            f"The data file {path} of the table {where} is damaged ({error}): build the table again."
+        ) from error
+    except FileNotFoundError as error:
+        raise lost_file(path, where) from error
+    except OSError as error:
+        raise TransientStorageError(f"The data file {path} of the table {where} could not be read: {error}") from error
 
 
 def write_file(files: TableFiles, name: str, rows: pa.Table) -> DataFile:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.errors import CorruptData, NotFound, TransientStorageError
+from strandline.errors import TransientStorageError
 from strandline.model.sink import DataFile
-from strandline.storage.disk import DISK, Disk, is_linked, make_own_folder
-from strandline.tables.files.data_files import lost_file
+from strandline.storage.disk import DISK, Disk, is_linked
+from strandline.tables.files.data_files import named_reading, put_locally
 from strandline.tables.files.paths import linked
 
 if TYPE_CHECKING:
@@ -52,11 +52,7 @@ class IcebergFiles:
         path = f"{self.location}/data/{name}"
         local = location_path(path)
         if local is not None:
-            try:
-                self.disk.write_new(local, [data])
-            except NotFound:  # the first file of a new table
-                make_own_folder(local.rpartition("/")[0], disk=self.disk)
-                self.disk.write_new(local, [data])
+            put_locally(self.disk, local, data)
             return path
         try:
             with self.io.new_output(path).create() as stream:
@@ -70,15 +66,8 @@ class IcebergFiles:
         folder, local = location_path(self.location), location_path(path)
         if folder is not None and local is not None and is_linked(folder, local.removeprefix(f"{folder}/")):
             raise linked(path, self.location)
-        try:
-            with self.io.new_input(path).open() as stream:
-                return pq.read_table(pa.BufferReader(stream.read()), use_threads=False)
-        except pa.ArrowInvalid as error:
-            raise CorruptData(f"The data file {path} is damaged ({error}): build the table again.") from error
-        except FileNotFoundError as error:
-            raise lost_file(path, self.location) from error
-        except OSError as error:
-            raise TransientStorageError(f"The data file {path} could not be read: {error}") from error
+        with named_reading(path, self.location), self.io.new_input(path).open() as stream:
+            return pq.read_table(pa.BufferReader(stream.read()), use_threads=False)
 
 
 def data_file(file: DataFile, schema: Schema) -> Any:
