@@ -23,7 +23,7 @@ from strandline.model.sink import TableSink, Written, check_coverage, is_applied
 from strandline.storage.clock import CHANCE
 from strandline.tables.apply import Work, apply_records
 from strandline.tables.claim import TableClaim
-from strandline.tables.files.followed import FollowedTable, OwnCommit, LettersOf, TableVersion
+from strandline.tables.files.followed import FollowedTable, LettersOf, OwnCommit, TableVersion
 from strandline.tables.files.layout import files_in, shares_of
 from strandline.tables.files.letters import LetterBox
 from strandline.tables.files.part import FILE_ROWS, TablePart, in_schema
