@@ -17,6 +17,7 @@ import strandline as sl
 from strandline.cli.app import COMMANDS, imported_command
 from strandline.cli.quickstart import compare
 from strandline.cli.shared import output as show
+from strandline.cli.shared.shared_options import SharedOptions, begin
 from tests.cases import some
 from tests.cli.conftest import Run
 
@@ -130,8 +131,10 @@ def test_a_length_of_time_is_shown_in_two_units_at_most(length: float, shown: st
 
 
 def test_progress_without_a_terminal_is_plain_lines_or_none(capsys: pytest.CaptureFixture[str]) -> None:
-    with show.meter("appending", total=10, quiet=True) as advance:
+    begin(SharedOptions(json=True))
+    with show.meter("appending", total=10) as advance:
         advance(10)
+    begin(SharedOptions())
     assert capsys.readouterr().err == ""
 
 

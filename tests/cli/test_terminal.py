@@ -19,6 +19,7 @@ import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import confirm, stop_on_signal
 from strandline.cli.shared.logs import log_to_stderr
+from strandline.cli.shared.shared_options import SharedOptions, begin
 from strandline.cli.shared.text import escaped
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.log.topic.kafka import KafkaTopic
@@ -259,9 +260,11 @@ def test_a_table_is_made_only_for_people(capsys: pytest.CaptureFixture[str]) -> 
     def table() -> str:
         raise AssertionError("made for nobody")
 
-    show.answer({"term": 3}, table, as_json=True)
+    begin(SharedOptions(json=True))
+    show.answer({"term": 3}, table)
     assert capsys.readouterr().out == '{"term": 3}\n'
-    show.answer({"term": 3}, "a line", lambda: "a table", as_json=False)
+    begin(SharedOptions())
+    show.answer({"term": 3}, "a line", lambda: "a table")
     assert capsys.readouterr().out == "a line\na table\n"
 
 

@@ -143,16 +143,22 @@ class CommandsOnDemand(CommandGroup):
     def main(self, *args: Any, **options: Any) -> Any:
         """Run a command. With ``--json`` a usage error is JSON, too."""
         given = args[0] if args else options.get("args")
-        if "--json" not in (sys.argv[1:] if given is None else given) or not options.get("standalone_mode", True):
-            return super().main(*args, **options)
+        in_json = "--json" in (sys.argv[1:] if given is None else given) and options.get("standalone_mode", True)
         try:
+            if not in_json:
+                return super().main(*args, **options)
             status = super().main(*args, **{**options, "standalone_mode": False})
+            sys.exit(status if isinstance(status, int) else 0)
         except USAGE_ERROR as error:
+            if not in_json:
+                raise
             from strandline.cli.shared import output as show
 
-            show.error(error, error.format_message(), as_json=True)
+            begin(SharedOptions(json=True))  # the command has not noted it
+            show.error(error, error.format_message())
             sys.exit(error.exit_code)
-        sys.exit(status if isinstance(status, int) else 0)
+        finally:
+            begin(SharedOptions())
 
 
 @cache

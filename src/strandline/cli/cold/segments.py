@@ -16,7 +16,7 @@ from rich.text import Text
 
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import tierable_log
-from strandline.cli.shared.common import Json, Place, guarded
+from strandline.cli.shared.common import Place, guarded
 from strandline.cli.shared.groups import ListingGroup, group
 from strandline.cli.shared.text import moment
 from strandline.model.cursor import Bounds
@@ -92,7 +92,6 @@ def list_(
             metavar="STATE", help="Only segments in this state: copy-started, copy-finished or delete-started."
         ),
     ] = None,
-    json: Json = False,
 ) -> None:
     """List the segments by first offset, from their events: offsets, size, state, terms, newest record, id.
 
@@ -108,7 +107,7 @@ def list_(
         if state in (None, row["state"]) and (term is None or term in dict(row["terms"]))
     ]
     fields = {"url": seen.url, "store": seen.cold.store, "segments": rows}
-    show.answer(fields, lambda: rendered(seen, rows), as_json=json)
+    show.answer(fields, lambda: rendered(seen, rows))
 
 
 def rendered(seen: TierView, rows: Sequence[dict[str, Any]]) -> RenderableType:
@@ -192,7 +191,6 @@ def map_(
         int | None,
         typer.Option(metavar="N", min=20, help="How many columns the picture has; by default those of the terminal."),
     ] = None,
-    json: Json = False,
 ) -> None:
     """Draw which offsets are in which tier: segments in alternating shades, the hot tier below, and holes if any.
 
@@ -203,7 +201,7 @@ def map_(
     """
     seen = tier_seen(log)
     found = stretches(seen.finished, seen.hot)
-    if json:
+    if show.for_programs():
         show.document(_fields(seen, found))
         return
     out = show.out()

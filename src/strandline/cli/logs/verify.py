@@ -14,7 +14,6 @@ from rich.text import Text
 from strandline.bulk.verifying import verify as verify_log
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
-from strandline.cli.shared.common import Json
 from strandline.cli.shared.pools import Workers, task_pool
 from strandline.cli.shared.tables import followed_table
 from strandline.errors import CorruptData, InvalidInput, NotALog, Unsupported
@@ -47,7 +46,6 @@ def verify(
         typer.Option(metavar="TABLE", help="Also compare this table with the log; may be repeated."),
     ] = None,
     workers: Workers = None,
-    json: Json = False,
 ) -> None:
     """Verify a log: each offset once and in order, each record intact, slots in bounds, and nothing left over.
 
@@ -66,8 +64,8 @@ def verify(
         except (CorruptData, NotALog) as error:
             found = unopened(place, error)
         else:
-            found = verified(log, quick=quick, workers=workers, tables=table or (), quiet=json)
-    if json:
+            found = verified(log, quick=quick, workers=workers, tables=table or ())
+    if show.for_programs():
         show.document(
             {
                 "url": found.subject,
@@ -109,11 +107,11 @@ def unopened(place: LogPlace, error: CorruptData | NotALog) -> Verification:
     return found
 
 
-def verified(log: AnyLog, *, quick: bool, workers: int | None, tables: Sequence[str], quiet: bool) -> Verification:
-    """Verify a log and tables that follow it, with a progress bar unless ``quiet``."""
+def verified(log: AnyLog, *, quick: bool, workers: int | None, tables: Sequence[str]) -> Verification:
+    """Verify a log and tables that follow it, with a progress bar."""
     sinks = [followed_table(address, log) for address in tables]
     pool = task_pool(workers)
-    with show.meter("planning batches" if quick else "reading", total=None, quiet=quiet) as advance:
+    with show.meter("planning batches" if quick else "reading", total=None) as advance:
         tell = show.so_far(advance)
         return verify_log(log, pool=pool, tables=sinks, quick=quick, on_progress=lambda done, _: tell(done))
 

@@ -10,7 +10,7 @@ import typer
 
 from strandline.cli.logs.wal_inspection import print_folder, print_frames, show_spool
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import Json, guarded
+from strandline.cli.shared.common import guarded
 from strandline.cli.shared.groups import group
 from strandline.cli.shared.targets import contents_at, need, spool_at
 from strandline.compat.spool.export import export_spool
@@ -45,7 +45,6 @@ def inspect(
     ],
     *,
     list_frames: Annotated[bool, typer.Option("--frames", help="List and check every frame.")] = False,
-    json: Json = False,
 ) -> None:
     """Show the files of a log: its identity, bounds, files, slots and mark, and which process has it open.
 
@@ -56,11 +55,11 @@ def inspect(
     """
     there = contents_at(folder)
     if (spool := spool_at(there)) is not None:
-        show_spool(spool, list_frames=list_frames, json=json)
+        show_spool(spool, list_frames=list_frames)
         return
     need(there, FolderKind.WAL)
     found = inspect_wal(folder)
-    if json:
+    if show.for_programs():
         show.document(asdict(found))
         if list_frames:
             for row in frames(found):
@@ -93,7 +92,6 @@ def repair(
             help="If slots.json is missing or damaged, make one without slots. Trimmed records may be seen again.",
         ),
     ] = False,
-    json: Json = False,
 ) -> None:
     """Repair a log: cut a torn tail above the durable mark (and set it aside), and rebuild wrong indexes.
 
@@ -103,12 +101,12 @@ def repair(
     Example: strandline wal repair /var/lib/orders --dry-run
     """
     need_wal(folder)
-    with show.meter("reading bytes", total=data_bytes(folder, disk=DISK), quiet=json) as advance:
+    with show.meter("reading bytes", total=data_bytes(folder, disk=DISK)) as advance:
         if dry_run:
             plan = plan_repair(folder, forget_slots=forget_slots, on_progress=advance)
         else:
             plan = repair_log(folder, forget_slots=forget_slots, on_progress=advance)
-    show.answer(fields(plan, dry_run=dry_run), *lines(plan, dry_run=dry_run), as_json=json)
+    show.answer(fields(plan, dry_run=dry_run), *lines(plan, dry_run=dry_run))
 
 
 def fields(plan: RepairPlan, *, dry_run: bool) -> dict[str, Any]:
@@ -169,8 +167,6 @@ def lines(plan: RepairPlan, *, dry_run: bool) -> Iterator[str]:
 def export(
     folder: Folder,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="The spool to write: NAME.logical.wal.")],
-    *,
-    json: Json = False,
 ) -> None:
     """Write everything that is retained as a spool for older programs, with the slots beside it.
 
@@ -180,13 +176,13 @@ def export(
     """
     need_wal(folder)
     log = WalReader(folder)
-    with show.meter("exporting", total=log.bounds().count, quiet=json) as advance:
+    with show.meter("exporting", total=log.bounds().count) as advance:
         done = export_spool(log, target, on_progress=show.so_far(advance))
     said = (
         f"{done.path} holds {show.counted(done.records, 'record')} (lsns {done.first:,} to {done.last:,}, "
         f"{show.size(done.size)}), and {done.slots_path} {show.counted(done.slots, 'slot')}."
     )
-    show.answer(asdict(done), said, as_json=json)
+    show.answer(asdict(done), said)
 
 
 @wal.command()
@@ -207,7 +203,6 @@ def migrate(
         bool,
         typer.Option("--valid-prefix", help="Of a damaged spool, copy the records before the damage; drop the rest."),
     ] = False,
-    json: Json = False,
 ) -> None:
     """Copy a spool of an older version, with its slots, into a folder beside it. The spool is not changed.
 
@@ -233,7 +228,7 @@ def migrate(
         f"{show.counted(slots, 'slot')}; {folder}{SPOOL} ({show.size(size)}) is as it was."
     )
     gaps = () if done is None else _gap_lines(done)
-    show.answer({**fields, **_renumbered(done)}, said, *gaps, as_json=json)
+    show.answer({**fields, **_renumbered(done)}, said, *gaps)
 
 
 def _renumbered(done: Renumbering | None) -> dict[str, Any]:

@@ -109,11 +109,11 @@ def _frame_line(row: FrameRow) -> Text:
 # --- a spool -----------------------------------------------------------------------------------------------------
 
 
-def show_spool(path: str, *, list_frames: bool, json: bool) -> None:
+def show_spool(path: str, *, list_frames: bool) -> None:
     """Inspect a spool of an older version, and print it, with its frames if ``list_frames``."""
     rows: list[SpoolFrame] = []
     found = inspect_spool(path, rows.append if list_frames else None)
-    if json:
+    if show.for_programs():
         show.document(asdict(found))
         for row in rows:
             show.document(asdict(row))

@@ -13,7 +13,7 @@ import typer
 from strandline.cli.node.admin import asking
 from strandline.cli.node.node_state import member_lines
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import Json, Yes, confirm, on_interruption
+from strandline.cli.shared.common import Yes, confirm, on_interruption
 from strandline.errors import InvalidInput
 from strandline.model.addresses import check_replica_name
 from strandline.model.node import Membership
@@ -32,27 +32,27 @@ Force = Annotated[
 
 
 @contextmanager
-def _change(node: RemoteLog, timeout: float, *, quiet: bool, force: bool) -> Iterator[MemberChange]:
+def _change(node: RemoteLog, timeout: float, *, force: bool) -> Iterator[MemberChange]:
     with on_interruption(
         "a change that has begun goes on by itself, as 'strandline node topology' shows. Repeat the command to wait "
         "for it, or take it back: 'strandline node policy URL --cancel'."
     ):
-        yield MemberChange(node, CLOCK, timeout=timeout, force=force, progress=_progress(quiet=quiet))
+        yield MemberChange(node, CLOCK, timeout=timeout, force=force, progress=_progress())
 
 
-def _progress(*, quiet: bool) -> Callable[[str], None]:
+def _progress() -> Callable[[str], None]:
     said: list[str] = []
 
     def say(text: str) -> None:
-        if not quiet and said[-1:] != [text]:
+        if not show.for_programs() and said[-1:] != [text]:
             said.append(text)
             show.line(f"{text} …", file=sys.stderr)
 
     return say
 
 
-def _answer(known: Membership, message: str, *, as_json: bool) -> None:
-    show.answer(asdict(known), message, *member_lines(known), as_json=as_json)
+def _answer(known: Membership, message: str) -> None:
+    show.answer(asdict(known), message, *member_lines(known))
 
 
 def _confirm_force(*, force: bool, yes: bool) -> None:
@@ -71,7 +71,6 @@ def add(
     timeout: Wait = CHANGE_SECONDS,
     force: Force = False,
     yes: Yes = False,
-    json: Json = False,
 ) -> None:
     """Add a node to the log of the primary at URL; or change the address of one.
 
@@ -85,9 +84,9 @@ def add(
         raise InvalidInput(f"{new!r} names no node: write NAME=grpc://host:port.")
     check_replica_name(name)
     _confirm_force(force=force, yes=yes)
-    with _change(node, timeout, quiet=json, force=force) as change:
+    with _change(node, timeout, force=force) as change:
         known = change.add(name, url, vote=vote)
-    _answer(known, f"{name} is a node of the log.", as_json=json)
+    _answer(known, f"{name} is a node of the log.")
 
 
 @asking
@@ -98,7 +97,6 @@ def remove(
     timeout: Wait = CHANGE_SECONDS,
     force: Force = False,
     yes: Yes = False,
-    json: Json = False,
 ) -> None:
     """Remove a node from the log of the primary at URL: it has no vote, and may not follow any more.
 
@@ -109,9 +107,9 @@ def remove(
     check_replica_name(name)
     confirm(f"Remove node {name!r} from the log? It follows no more, and has no vote.", yes=yes)
     _confirm_force(force=force, yes=yes)
-    with _change(node, timeout, quiet=json, force=force) as change:
+    with _change(node, timeout, force=force) as change:
         known = change.remove(name)
-    _answer(known, f"{name} is no node of the log any more.", as_json=json)
+    _answer(known, f"{name} is no node of the log any more.")
 
 
 @asking
@@ -125,7 +123,6 @@ def policy(
     timeout: Wait = CHANGE_SECONDS,
     force: Force = False,
     yes: Yes = False,
-    json: Json = False,
 ) -> None:
     """Show the commit policy and the nodes of the log of the primary at URL, or change the policy.
 
@@ -139,9 +136,9 @@ def policy(
         seen = node.topology()
         recorded = {} if seen.membership is None else asdict(seen.membership)
         show.answer({"policy": seen.policy, "membership": recorded or None}, seen.policy,
-                    *([] if seen.membership is None else member_lines(seen.membership)), as_json=json)  # fmt: skip
+                    *([] if seen.membership is None else member_lines(seen.membership)))  # fmt: skip
         return
     _confirm_force(force=force, yes=yes)
-    with _change(node, timeout, quiet=json, force=force) as change:
+    with _change(node, timeout, force=force) as change:
         known = change.cancel() if policy is None else change.set_policy(policy)
-    _answer(known, f"The log commits under {known.members.policy}.", as_json=json)
+    _answer(known, f"The log commits under {known.members.policy}.")

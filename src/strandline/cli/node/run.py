@@ -14,7 +14,6 @@ import typer
 
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import (
-    Json,
     guarded,
     length_of_time,
     retention_policy,
@@ -188,7 +187,6 @@ def run(
     metrics: Metrics = None,
     metrics_open: MetricsOpen = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
-    json: Json = False,
     **settings: Any,
 ) -> None:
     """Run a node of a replicated log: it leads, or follows the primary, until Ctrl-C or SIGTERM.
@@ -220,17 +218,17 @@ def run(
     with stop_on_signal() as stop, monitored(metrics, is_open=is_open) as health, RunningNode(config) as running:
         health.failed = lambda: None if running.failure is None else repr(running.failure)
         health.not_ready = running.why_not_ready
-        _report_states(running, stop, as_json=json)
+        _report_states(running, stop)
     logging.getLogger("strandline.node").info("Node %s has stopped.", config.name)
     if running.failure is not None:
         raise StorageError(f"Node {config.name} failed: {running.failure!r}. Read what it logged, and start it again.")
 
 
-def _report_states(running: RunningNode, stop: threading.Event, *, as_json: bool) -> None:
+def _report_states(running: RunningNode, stop: threading.Event) -> None:
     """Print the address and state of the node, and log each further state, until it stops or fails."""
     said = _first_state(running, stop)
     fields = {"name": running.name, "url": running.url, "condition": said}
-    show.answer(fields, f"{running.name} serves at {running.url}, and is {said}.", as_json=as_json)
+    show.answer(fields, f"{running.name} serves at {running.url}, and is {said}.")
     logger = logging.getLogger("strandline.node")
     while not stop.wait(_LOOK) and running.failure is None:
         now = running.condition

@@ -45,7 +45,6 @@ Place = Annotated[
         help="The log: its address (file://, s3://, gs://, az://, wal:///folder), or its folder.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print machine-readable output only.")]
 TruncateTimes = Annotated[
     bool, typer.Option("--truncate-times", help="Cut times that are finer than a microsecond; else they are refused.")
 ]
@@ -135,7 +134,7 @@ def guarded(command: Callable[P, R], *, fenced: int = 1) -> Callable[..., R]:
         except (StrandlineError, OSError) as error:
             if shared().debug:
                 raise
-            show.error(_reason(error), as_json=shared().json or bool(options.get("json")))
+            show.error(_reason(error))
             raise typer.Exit(fenced if isinstance(error, Fenced) else 1) from None
 
     return run

@@ -109,13 +109,13 @@ def for_programs() -> bool:
     return shared().json
 
 
-def error(reason: BaseException | str, text: str | None = None, *, as_json: bool | None = None) -> None:
+def error(reason: BaseException | str, text: str | None = None) -> None:
     """Print one error as one line on standard error: a sentence, or a JSON object for programs.
 
     ``text`` replaces the error's own text.
     """
     sentence = " ".join(str(text or reason).split()) or type(reason).__name__
-    if for_programs() if as_json is None else as_json:
+    if for_programs():
         kind = "Error" if isinstance(reason, str) else type(reason).__name__
         document(
             {"error": kind, "message": sentence, "retryable": getattr(reason, "retryable", False)}, file=sys.stderr
@@ -139,12 +139,12 @@ def _say(level: int, style: str, text: str) -> None:
         line(f"{kind}: {text}", file=sys.stderr)
 
 
-def answer(fields: Any, *lines: RenderableType | Callable[[], RenderableType], as_json: bool | None = None) -> None:
+def answer(fields: Any, *lines: RenderableType | Callable[[], RenderableType]) -> None:
     """Print the result of a command: one JSON value for programs, or these lines and tables for people.
 
     A function is called only if its table is printed.
     """
-    if for_programs() if as_json is None else as_json:
+    if for_programs():
         document(fields)
         return
     for each in lines:
@@ -314,9 +314,7 @@ class _Rate(ProgressColumn):
 
 
 @contextmanager
-def meter(
-    what: str, *, total: int | None, quiet: bool | None = None, note: Callable[[], str] = lambda: ""
-) -> Iterator[Callable[[int], None]]:
+def meter(what: str, *, total: int | None, note: Callable[[], str] = lambda: "") -> Iterator[Callable[[int], None]]:
     """Progress on standard error: a bar on a terminal, occasional lines elsewhere, but none with ``--json``.
 
     Yields a function to call with the number of further items done. ``note`` gives what is said besides.
@@ -334,7 +332,6 @@ def meter(
             task = bar.add_task(what, total=total)
             yield lambda more: bar.update(task, advance=more, description=what + note())
         return
-    silent = for_programs() if quiet is None else quiet
     began = last = time.monotonic()
     done = 0
 
@@ -342,7 +339,7 @@ def meter(
         nonlocal done, last
         done += more
         now = time.monotonic()
-        if not silent and now - last >= _PLAIN_EVERY:
+        if not for_programs() and now - last >= _PLAIN_EVERY:
             last = now
             of = "" if total is None else f" of {total:,}"
             said = f"{what}: {done:,}{of}, {done / (now - began):,.0f}/s{note()}"
