@@ -65,11 +65,11 @@ def test_odd_addresses_and_policies_are_refused_and_change_nothing(primary: Runn
         " and ".join(["local"] * 2000): "no text of up to 16384 letters",
     }.items():
         check_refused(run, "node", "policy", primary.url, policy, "--timeout", 0, why=why)
-    assert primary.primary.membership.known is None
+    assert primary.node.primary.membership.known is None
 
 
 def test_ctrl_c_while_a_change_is_waited_for_says_how_it_goes_on(primary: RunningNode, start: Start, run: Run) -> None:
-    primary.primary.membership.complete = lambda _: False
+    primary.node.primary.membership.complete = lambda _: False
     waiting = start("node", "add", primary.url, "b=grpc://127.0.0.1:1")
     assert waiting.stderr.readline().startswith("waits until membership 1 (a, b under local,")
     waiting.send_signal(signal.SIGINT)
@@ -77,7 +77,7 @@ def test_ctrl_c_while_a_change_is_waited_for_says_how_it_goes_on(primary: Runnin
     assert (waiting.returncode, said) == (130, "")
     assert told.startswith("interrupted: a change that has begun goes on by itself")
     assert "'strandline node policy URL --cancel'" in told
-    assert primary.primary.membership.is_pending
-    del primary.primary.membership.complete
+    assert primary.node.primary.membership.is_pending
+    del primary.node.primary.membership.complete
     again = run("node", "add", primary.url, "b=grpc://127.0.0.1:1", "--json")
     assert [each["name"] for each in json.loads(again.stdout)["members"]["nodes"]] == ["a", "b"]
