@@ -33,21 +33,21 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class PipelineProgress:
     """Progress of a pipeline since it was started. None means unknown: an unknown value is never shown as 0."""
 
-    cursor: Cursor | None
+    cursor: Cursor | None = None
     """The sink's stored cursor."""
-    commits: int
-    records: int
-    files: int
+    commits: int = 0
+    records: int = 0
+    files: int = 0
     """Data files written."""
-    bytes: int
+    bytes: int = 0
     """Their bytes."""
-    bad_records: int
+    bad_records: int = 0
     """Records that went to the dead-letter table."""
-    jobs: int
+    jobs: int = 0
     """Commits whose files were written by executors."""
-    seconds: float
+    seconds: float = 0.0
     """Duration of the last commit, from its plan to its end."""
-    lag: int | None
+    lag: int | None = None
     """Records of the log that the sink does not have yet."""
     lag_bytes: int | None = None
     """Their stored bytes; None for a node's log, and for what only the cold tier has."""
@@ -121,13 +121,8 @@ class ProgressCounter:
     clock: Clock
     labels: tuple[str, str] = ("", "")
     """Log and table, in Prometheus."""
-    commits: int = 0
-    records: int = 0
-    files: int = 0
-    stored_bytes: int = 0
-    bad_records: int = 0
-    last: StoredRange | None = None
-    last_commit: datetime | None = None
+    done: PipelineProgress = field(default_factory=PipelineProgress)
+    """What was committed: only the pipeline's thread changes it, and any thread the lag."""
     lag: LogLag | None = None
     _recent: deque[tuple[float, float, int]] = field(default_factory=deque)
 
@@ -139,13 +134,17 @@ class ProgressCounter:
         """A range was committed."""
         bad, records = sum(one.bad_records for one in found.written), found.upto.next - found.since.next
         now = self.clock.monotonic()
-        self.commits += 1
-        self.records += records
-        self.files += sum(len(one.added) for one in found.written)
-        self.stored_bytes += sum(file.size for one in found.written for file in one.added)
-        self.bad_records += bad
-        self.last = found
-        self.last_commit = _EPOCH + timedelta(microseconds=self.clock.now())
+        was = self.done
+        self.done = replace(
+            was,
+            commits=was.commits + 1,
+            records=was.records + records,
+            files=was.files + sum(len(one.added) for one in found.written),
+            bytes=was.bytes + sum(file.size for one in found.written for file in one.added),
+            bad_records=was.bad_records + bad,
+            seconds=found.seconds,
+            last_commit=_EPOCH + timedelta(microseconds=self.clock.now()),
+        )
         self._recent.append((now - found.seconds, now, records))
         while self._recent and self._recent[0][1] < now - _WINDOW:
             self._recent.popleft()
@@ -159,7 +158,7 @@ class ProgressCounter:
 
     def rate(self) -> float | None:
         """Records per second, over the commits of the last minute; 0 if there were none."""
-        if self.last is None:
+        if not self.done.commits:
             return None
         now = self.clock.monotonic()
         recent = [one for one in list(self._recent) if one[1] >= now - _WINDOW]
@@ -179,19 +178,5 @@ class ProgressCounter:
 
     def progress(self, cursor: Cursor | None, jobs: int) -> PipelineProgress:
         """The progress as a value."""
-        lag = self.lag
-        return PipelineProgress(
-            cursor,
-            self.commits,
-            self.records,
-            self.files,
-            self.stored_bytes,
-            self.bad_records,
-            jobs,
-            0.0 if self.last is None else self.last.seconds,
-            None if lag is None else lag.records,
-            None if lag is None else lag.bytes,
-            None if lag is None else lag.seconds,
-            self.rate(),
-            self.last_commit,
-        )
+        found, lag = replace(self.done, cursor=cursor, jobs=jobs, rate=self.rate()), self.lag
+        return found if lag is None else replace(found, lag=lag.records, lag_bytes=lag.bytes, lag_seconds=lag.seconds)

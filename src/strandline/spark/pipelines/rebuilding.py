@@ -43,30 +43,15 @@ def rebuild(
     """
     given = access_options(log, {name.lower(): value for name, value in (options or {}).items()})
     with opened(log, given) as source:
-        if transform is not None:
-            return _transformed(
-                spark, source, sink, transform, place, is_verified=verify, start=start, upto=upto, slot=slot
-            )
         workers, pool = SparkWorkers(spark, place, reruns=True), None if place == "driver" else executors(spark)
+        if transform is not None and verify:
+            raise Unsupported(
+                "Rows of a transform that Spark runs cannot be compared with the log: rebuild the table without the "
+                "comparison (verify=False)."
+            )
+        if transform is not None:
+            twin, workers = transforming(spark, source, sink, transform, place, reruns=True)
+            sink = cast("MaintainedTable", twin)
         return rebuild_table(
             sink, source, start=start, upto=upto, slot=slot, workers=workers, pool=pool, is_verified=verify
         )
-
-
-def _transformed(
-    spark: Any,
-    log: Any,
-    sink: MaintainedTable,
-    transform: Any,
-    place: Place,
-    *,
-    is_verified: bool,
-    **within: Any,
-) -> Cursor:
-    if is_verified:
-        raise Unsupported(
-            "Rows of a transform that Spark runs cannot be compared with the log: rebuild the table without the "
-            "comparison (verify=False)."
-        )
-    twin, workers = transforming(spark, log, sink, transform, place, reruns=True)
-    return rebuild_table(cast("MaintainedTable", twin), log, workers=workers, is_verified=False, **within)
