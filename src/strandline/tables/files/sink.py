@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -31,12 +30,11 @@ from strandline.tables.files.recorded import MODE_KEY, told_move
 from strandline.tables.files.replay import ReplayedFiles, replayed_files
 from strandline.tables.files.transaction import FileTransaction
 from strandline.tables.maintain.comparison import ShareTask, share_tasks
-from strandline.tables.maintain.contract import RecordedTable, TableSize, refuse_moved_on
+from strandline.tables.maintain.contract import MaintainedTable, RecordedTable, TableSize, refuse_moved_on
 from strandline.tables.maintain.rebuilding import rebuilt_files
 from strandline.tables.maintain.replay import LetterReplay, Replayed, repeated
-from strandline.tables.rows.bad_records import BadCount, BadShare
-from strandline.tables.rows.kinds import KINDS, Kind
-from strandline.tables.rows.logged import LoggedShape, Value
+from strandline.tables.rows.kinds import KINDS
+from strandline.tables.rows.logged import Value
 from strandline.tables.rows.shape import TableShape
 from strandline.tables.work import Rebuild
 from strandline.values.codecs.arrow import Kept, TableArrow
@@ -46,7 +44,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 
 @checked
-class FileTableSink(ABC):
+class FileTableSink(MaintainedTable):
     """A sink whose table is made of data files, whatever the format: the format proves, and commits."""
 
     def __init__(
@@ -58,15 +56,10 @@ class FileTableSink(ABC):
         letters_of: Annotated[LettersOf | None, anything("a function")],
         max_bad_share: Annotated[Any, anything("a share between 0 and 1")],
     ) -> None:
-        """``shape`` has the codec, unless ``value`` is ``"log"``; ``kept``: columns as the table stores them."""
-        self.mode: Kind = shape.kind
-        """The kind of the table."""
+        """``kept``: columns as the table stores them."""
+        super().__init__(followed.where, followed.name, shape, value, max_bad_share)
         self._followed = followed
-        self._shape = shape
-        self._logged = LoggedShape(shape, value, followed.where)
         self._letters = letters_of
-        self._bad_share = BadShare.of(max_bad_share)
-        self._bad_count = BadCount()
         self._claims: dict[UUID, TableClaim[str]] = {}
         """The claim of a follower that uses this object, by log."""
         self._offered: dict[bytes, None] = {}
@@ -74,27 +67,6 @@ class FileTableSink(ABC):
         self._kept = kept
         self._is_grown = False
         """Whether the shape has a codec that was made for the table."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.where!r}, mode={self.mode!r}, name={self._followed.name!r})"
-
-    @property
-    def where(self) -> str:
-        """The table, in messages."""
-        return self._followed.where
-
-    @property
-    def bad_records(self) -> int:
-        """How many records this object has set aside as dead letters, in ranges that it committed."""
-        return self._bad_count.records
-
-    def meet(self, log: Annotated[Any, anything("a log")]) -> None:
-        """Name the log that the table follows, whose codec decodes the values with ``value="log"``.
-
-        Followers and the functions of ``sl.tables`` call it.
-        """
-        self._logged.meet(log)
-        self._refresh()
 
     def _refresh(self) -> None:
         """Take over the codec that the log names now, and the columns of self-describing values."""
@@ -316,14 +288,6 @@ class FileTableSink(ABC):
         self._followed.accept(version, to, told_move(former, to))
         self._forget(former.log_id)
 
-    @abstractmethod
-    def optimized(self) -> int:
-        """Join small files; see :func:`~strandline.tables.maintain.operations.optimize`."""
-
-    @abstractmethod
-    def vacuumed(self, hours: int) -> int:
-        """Remove unnamed files; see :func:`~strandline.tables.maintain.operations.vacuum`."""
-
     def apply(self: TableSink, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
         """Commit the range with its cursor, exactly once; see :class:`~strandline.model.sink.Sink`.
 
@@ -357,10 +321,6 @@ class FileTableSink(ABC):
             self._offered |= dict.fromkeys(head for head in heads if head is not None)
             replay = self._letter_replay(log)
         return replay.run()
-
-    def stored_letters(self, log: Log) -> pa.Table:
-        """The dead letters of what the table holds: see :func:`strandline.tables.letters`."""
-        return self._letter_replay(log).stored()
 
     def _letter_replay(self, log: Log) -> LetterReplay:
         self.meet(log)

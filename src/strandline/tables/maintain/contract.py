@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.errors import Conflict
 from strandline.log.contract import Log
+from strandline.model.arguments import anything
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Sink
 from strandline.tables.maintain.comparison import RowDifferences, ShareTask
-from strandline.tables.maintain.replay import Replayed
+from strandline.tables.maintain.replay import LetterReplay, Replayed
+from strandline.tables.rows.bad_records import BadCount, BadShare
 from strandline.tables.rows.kinds import RAW, TYPED, Kind, Mode
-from strandline.tables.rows.logged import is_raw
+from strandline.tables.rows.logged import LoggedShape, Value, is_raw
+from strandline.tables.rows.shape import TableShape
 from strandline.tables.work import Rebuild
 
 
@@ -49,61 +54,101 @@ class RecordedTable:
         return "marked" if self.mode == "latest" and names.deleted in self.columns.names else self.mode
 
 
-@runtime_checkable
-class MaintainedTable(Sink, Protocol):
+class MaintainedTable(Sink, ABC):
     """A table sink that can be described, verified, rebuilt, repaired and optimized."""
 
-    @property
-    def where(self) -> str:
-        """The table, in messages."""
+    _lock: AbstractContextManager[Any] = nullcontext()
+    """Held while the table is read or written, if calls may not run beside each other."""
 
-    @property
-    def mode(self) -> Kind:
+    def __init__(self, where: str, name: str, shape: TableShape, value: Value | None, max_bad_share: Any) -> None:
+        """``shape`` has the codec, unless ``value`` is ``"log"``."""
+        self.where = where
+        """The table, in messages."""
+        self.mode: Kind = shape.kind
         """The kind of the table."""
+        self._name = name
+        self._shape = shape
+        self._logged = LoggedShape(shape, value, where)
+        self._bad_share = BadShare.of(max_bad_share)
+        self._bad_count = BadCount()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.where!r}, mode={self.mode!r}, name={self._name!r})"
 
     @property
     def bad_records(self) -> int:
         """How many records this object has set aside as dead letters, in ranges that it committed."""
+        return self._bad_count.records
 
-    def meet(self, log: Any) -> None:
-        """Name the log that the table follows."""
+    def meet(self, log: Annotated[Any, anything("a log")]) -> None:
+        """Name the log that the table follows, whose codec decodes the values with ``value="log"``.
 
+        Followers and the functions of ``sl.tables`` call it.
+        """
+        self._logged.meet(log)
+        with self._lock:
+            self._refresh()
+
+    @abstractmethod
+    def _refresh(self) -> None:
+        """Take over the codec that the log names now."""
+
+    @abstractmethod
     def cursor(self, log_id: UUID) -> Cursor | None:
         """How far the table has applied that log; None if there is no table."""
 
+    @abstractmethod
     def start(self) -> int:
         """The offset at which the table began; ``NotFound`` if there is no table."""
 
+    @abstractmethod
     def size(self) -> TableSize:
         """Its size; ``NotFound`` if there is no table."""
 
+    @abstractmethod
     def recorded(self) -> RecordedTable | None:
         """What the table records; None for a table of another program. ``NotFound`` if there is none."""
 
+    @abstractmethod
     def comparison(self, upto: int, most: int) -> Sequence[ShareTask] | None:
         """Tasks that compare the newest version with the log up to its cursor, ``most`` or fewer.
 
         None if a database compares the rows (:class:`ComparedInDatabase`).
         """
 
+    @abstractmethod
     def rebuilt(self, job: Rebuild) -> Cursor:
         """Replace all rows by those of the log in one commit, which also records the start; returns the cursor."""
 
+    @abstractmethod
     def optimized(self) -> int:
         """Join small files; returns by how many the table has fewer. ``InvalidInput`` if the format needs none."""
 
+    @abstractmethod
     def vacuumed(self, hours: int) -> int:
         """Remove what no version of the last hours needs. ``InvalidInput`` if the format keeps none."""
 
     def replay_letters(self, log: Log) -> Replayed:
         """Apply dead letters that can become rows by now, and remove them."""
+        replay = self._letter_replay(log)
+        with self._lock:
+            return replay.run()
 
     def stored_letters(self, log: Log) -> pa.Table:
         """The dead letters of the offsets that the table holds."""
+        replay = self._letter_replay(log)
+        with self._lock:
+            return replay.stored()
 
+    @abstractmethod
+    def _letter_replay(self, log: Log) -> LetterReplay:
+        """The replay of its letters; ``InvalidInput`` if the sink has no place for them."""
+
+    @abstractmethod
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
         """Go back to the last state that is known to be right, if needed."""
 
+    @abstractmethod
     def move(self, former: Cursor, to: Cursor) -> None:
         """Follow the log of the cursor ``to`` from now on, in one commit that changes no row.
 

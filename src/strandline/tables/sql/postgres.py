@@ -13,7 +13,6 @@ import pyarrow.types as pt
 from strandline.errors import DiskFull, InvalidInput, SchemaRefused, StorageError, TransientStorageError
 from strandline.model.arguments import Named, Secret, anything, checked
 from strandline.storage.fork_check import Origin, bound_to_process
-from strandline.tables.rows.kinds import Kind
 from strandline.tables.rows.logged import Value, shape_of
 from strandline.tables.rows.tombstones import Tombstones
 from strandline.tables.sql.columns import DEAD_LETTERS, TypeOf, check_names, is_nested, times_outside
@@ -75,18 +74,11 @@ class PostgresSink(SqlSink):
         (``PGHOST``, ``PGPASSWORD``, ...).
         """
         shape = shape_of(mode, value, key, tombstones, transform)
-        self.mode: Kind = shape.kind
-        """The kind of the table."""
-        self._table = table
-        self._name = name
         self._postgres = PostgresDatabase(dsn, table)
         super().__init__(
             *(self._postgres, shape, table, name), value=value, dead_letters=dead_letters, max_bad_share=max_bad_share
         )
         self._origin = Origin(f"The sink of the table {table}", self, advice="make it again there")
-
-    def __repr__(self) -> str:
-        return f"PostgresSink(table={self._table!r}, mode={self.mode!r}, name={self._name!r})"
 
     def close(self) -> None:
         """Close the connection. Idempotent; the next call connects again."""

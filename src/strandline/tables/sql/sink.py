@@ -27,11 +27,10 @@ from strandline.model.sink import remaining
 from strandline.storage.clock import CHANCE
 from strandline.tables.claim import TableClaim
 from strandline.tables.maintain.comparison import RowDifferences
-from strandline.tables.maintain.contract import RecordedTable, TableSize, refuse_moved_on
-from strandline.tables.maintain.replay import LetterReplay, Replayed
-from strandline.tables.rows.bad_records import BadShare
+from strandline.tables.maintain.contract import MaintainedTable, RecordedTable, TableSize, refuse_moved_on
+from strandline.tables.maintain.replay import LetterReplay
 from strandline.tables.rows.kinds import KINDS
-from strandline.tables.rows.logged import LoggedShape, Value
+from strandline.tables.rows.logged import Value
 from strandline.tables.rows.shape import TableShape, refuse_lost_transform
 from strandline.tables.sql.changes import ChangePlanner, TableChanges
 from strandline.tables.sql.database import Database, SqlTransaction
@@ -43,7 +42,7 @@ from strandline.tables.work import Rebuild
 
 
 @checked
-class SqlSink:
+class SqlSink(MaintainedTable):
     """A table in a SQL database that follows a log; see :class:`~strandline.model.sink.Sink`.
 
     Rows, dead letters and the cursor are written in one transaction, which ends with ``UPDATE … SET next = … WHERE
@@ -66,10 +65,8 @@ class SqlSink:
         dead_letters: bool = False,
         max_bad_share: Annotated[Any, anything("a share between 0 and 1")] = 1.0,
     ) -> None:
-        """``shape`` has the codec, unless ``value`` is ``"log"``."""
+        super().__init__(where, name, shape, value, max_bad_share)
         self._database = database
-        self._shape = shape
-        self._logged = LoggedShape(shape, value, where)
         self._expected = Expected(
             *(where, name, shape.kind, database.type_of),
             shape.names.deleted,
@@ -77,9 +74,6 @@ class SqlSink:
             key=json.dumps(shape.key),
         )
         self._has_dead_letters = dead_letters
-        self._bad_share = BadShare.of(max_bad_share)
-        self.bad_records = 0
-        """How many records this object has set aside as dead letters, in ranges that it committed."""
         self._held: LastCommit | None = None
         self._claim: TableClaim[int] | None = None
         self._unanswered: set[str] = set()
@@ -87,15 +81,6 @@ class SqlSink:
         self._lock = threading.Lock()
         if shape.transform is None and not self._logged.is_logged:
             database.check_schema(shape.schema())
-
-    def meet(self, log: Annotated[Any, anything("a log")]) -> None:
-        """Name the log that the table follows, whose codec decodes the values with ``value="log"``.
-
-        Followers and the functions of ``sl.tables`` call it.
-        """
-        self._logged.meet(log)
-        with self._lock:
-            self._refresh()
 
     def _refresh(self) -> None:
         """Take over the codec that the log names now."""
@@ -213,13 +198,8 @@ class SqlSink:
                 before = None if found is None else found.schema
                 changes = self._planner(before, todo.column("value")).planned(todo, before)
                 if self._commit(changes, found, since, end, claim):
-                    self.bad_records += changes.bad.num_rows
+                    self._bad_count.records += changes.bad.num_rows
                     return
-
-    @property
-    def where(self) -> str:
-        """The table, in messages."""
-        return self._expected.where
 
     def _existing(self) -> SeenTable:
         seen = self._database.read_table()
@@ -290,21 +270,6 @@ class SqlSink:
                 raise self._expected.fenced()
             self._held = self._claim = None
         return end
-
-    def replay_letters(self, log: Log) -> Replayed:
-        """Apply dead letters that can become rows by now: see :func:`strandline.tables.replay_letters`.
-
-        Rows and letters change in one transaction. The follower may run beside it.
-        """
-        replay = self._letter_replay(log)
-        with self._lock:
-            return replay.run()
-
-    def stored_letters(self, log: Log) -> pa.Table:
-        """The dead letters of what the table holds: see :func:`strandline.tables.letters`."""
-        replay = self._letter_replay(log)
-        with self._lock:
-            return replay.stored()
 
     def _letter_replay(self, log: Log) -> LetterReplay:
         if not self._has_dead_letters:

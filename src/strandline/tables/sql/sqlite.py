@@ -25,7 +25,6 @@ from strandline.errors import (
 from strandline.model.addresses import Address, as_folder, is_text
 from strandline.model.arguments import Named, anything, checked
 from strandline.storage.disk import DISK, Disk, exists, make_own_folder
-from strandline.tables.rows.kinds import Kind
 from strandline.tables.rows.logged import Value, shape_of
 from strandline.tables.rows.tombstones import Tombstones
 from strandline.tables.sql.columns import TypeOf, check_names, times_outside
@@ -85,18 +84,11 @@ class SqliteSink(SqlSink):
         if "\0" in table or table.lower().startswith("sqlite_"):
             raise InvalidInput(f"{table!r} cannot be the name of a table in SQLite: choose another.")
         shape = shape_of(mode, value, key, tombstones, transform)
-        self.mode: Kind = shape.kind
-        """The kind of the table."""
-        self._table = table
-        self._name = name
         where = f"{table} in {self.path}"
         database = SqliteDatabase(self.path, table, disk)
         super().__init__(
             *(database, shape, where, name), value=value, dead_letters=dead_letters, max_bad_share=max_bad_share
         )
-
-    def __repr__(self) -> str:
-        return f"SqliteSink({self.path!r}, table={self._table!r}, mode={self.mode!r}, name={self._name!r})"
 
 
 class SqliteDatabase:
