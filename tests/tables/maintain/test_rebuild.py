@@ -245,7 +245,7 @@ def test_a_transform_that_gives_other_rows_each_time_is_refused_unless_it_is_not
 
     options = {"mode": "append", "value": VALUE, "transform": restless}
     sl.follow(log, place.sink(**options), upto="end")
-    with pytest.raises(CorruptData, match="verify=False"):
+    with pytest.raises(CorruptData, match="--no-verify"):
         rebuild(place.sink(**options), log)
     assert rebuild(place.sink(**options), log, verify=False) == log.end()
 

@@ -469,7 +469,7 @@ def test_a_table_without_offsets_says_to_be_built_again(tmp_path: Path) -> None:
     place = Place(tmp_path, mode="append", transform=_only_ids)
     place.append((b"a", BIG), (b"b", 1))
     place.follow()
-    with pytest.raises(InvalidInput, match="build it again"):
+    with pytest.raises(InvalidInput, match=r"rebuild it \('strandline table rebuild'\)"):
         place.replay()
     assert place.letters() == [0]
 

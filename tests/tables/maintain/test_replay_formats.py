@@ -584,6 +584,6 @@ def test_a_table_without_offsets_says_to_be_built_again(place: Place) -> None:
     place.options = {"mode": "append", "transform": _only_ids}
     place.append((b"a", BIG), (b"b", 1))
     place.follow()
-    with pytest.raises(InvalidInput, match="build it again"):
+    with pytest.raises(InvalidInput, match=r"rebuild it \('strandline table rebuild'\)"):
         place.replay()
     assert place.letters() == [0]
