@@ -11,7 +11,7 @@ from strandline.log.contract import Log
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
-from strandline.node.lead.commits import CommitHandle
+from strandline.node.lead.commit_watermark import CommitHandle
 from strandline.node.messages import Reached
 from strandline.node.node import Node
 from tests.cluster.history import Acknowledged, HistoryEntry, Read, Shown

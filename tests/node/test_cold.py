@@ -191,7 +191,7 @@ def test_a_former_primary_that_does_not_know_of_the_next_one_writes_no_segments(
             promoted = replica.promote(force=True)
             promoted.append_values(numbered(5, 9, "of b"))
             tier(promoted)
-            with pytest.raises(Fenced, match="b has written the cold tier in term 2: this node writes no segments"):
+            with pytest.raises(Fenced, match=r"b has written the cold tier in term \d+: this node writes no segments"):
                 former.running.node.tier(everything=True)
             assert values(promoted) == numbered(0, 5) + numbered(5, 9, "of b")
 

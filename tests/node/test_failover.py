@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from strandline.errors import Fenced, InvalidInput, NotReady, TransientStorageError
+from strandline.errors import Fenced, NotReady, TransientStorageError
 from strandline.model.cursor import Bounds
 from strandline.model.head import WriterId
 from strandline.node.messages import Caller, Reached
@@ -158,12 +158,6 @@ def test_a_numbered_append_that_is_repeated_on_the_new_primary_is_a_no_op(trio):
     trio.settled("c", leader="b")
     assert handle.result(0).receipt.first == 0
     assert trio.content("b") == trio.content("c") == [(0, b"once")]
-
-
-def test_automatic_failover_needs_a_lease_and_a_quorum(tmp_path):
-    cluster = Cluster(tmp_path, automatic=True, leased=False)
-    with pytest.raises(InvalidInput, match=r"only with a lease and the policy quorum"):
-        cluster.start("a", create=True)
 
 
 def test_with_a_quorum_a_node_takes_over_by_itself_and_nothing_committed_is_lost(tmp_path):

@@ -338,7 +338,8 @@ class TestResuming:
         cluster, primary = alone
         fill(primary, 3)
         cluster.nodes["a"].node_folder.remember(seen=2)
-        cluster.nodes["a"]._lead(3, None)
+        cluster.nodes["a"]._step_down(primary, "it is elected again")
+        cluster.nodes["a"]._lead(3, continues=False)
         later = cluster.nodes["a"].primary
         fill(later, 2)
         caller = Caller("r1", 3)
@@ -484,7 +485,8 @@ class TestCommitting:
         primary.register(ONE)
         fill(primary, 3)
         cluster.nodes["a"].node_folder.remember(seen=2)
-        cluster.nodes["a"]._lead(3, None)
+        cluster.nodes["a"]._step_down(primary, "it is elected again")
+        cluster.nodes["a"]._lead(3, continues=False)
         later = cluster.nodes["a"].primary
         caller = Caller("r1", 3)
         later.register(caller)

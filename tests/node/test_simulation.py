@@ -16,8 +16,8 @@ from strandline.log.wal.slots import WalSlots
 from strandline.model.addresses import CONSUMER_SUFFIX, COPIED_SUFFIX
 from strandline.model.cursor import Cursor
 from strandline.node.elect import candidacy, election
-from strandline.node.lead import tiering
-from strandline.node.lead.commits import CommitHandle
+from strandline.node.lead import begin, tiering
+from strandline.node.lead.commit_watermark import CommitHandle, CommitWatermark
 from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.leadership import Leadership
@@ -347,7 +347,7 @@ def shows_what_it_remembers_after_a_crash(patch):
 
 def shows_what_it_remembers_when_it_leads(patch):
     """Broken: a new primary shows its watermark before that covers what was acknowledged before its term."""
-    patch.setattr(PrimaryRole, "knows_committed", True)
+    patch.setattr(CommitWatermark, "is_known", True)
 
 
 def keeps_a_tail_that_the_primary_never_had(patch):
@@ -456,7 +456,7 @@ class TestAPrimaryOfOldRecords:
 
 def trims_before_its_tierer_has_looked(patch):
     """Broken: a new primary does not pin what is in no segment."""
-    patch.setattr(PrimaryRole, "pin_uncopied", lambda *_, **__: None)
+    patch.setattr(begin, "pin_uncopied", lambda *_, **__: None)
 
 
 def trims_beyond_what_is_copied(patch):
@@ -531,8 +531,8 @@ def checks_its_claim_before_it_deletes(patch):
 
 def keeps_the_position_of_its_tierer(patch):
     """Broken: a primary trims what it had copied when it led last, though another one has led since."""
-    pin = PrimaryRole.pin_uncopied
-    patch.setattr(PrimaryRole, "pin_uncopied", lambda self, **_: pin(self, led_by_another=False))
+    pin = begin.pin_uncopied
+    patch.setattr(begin, "pin_uncopied", lambda log, **_: pin(log, led_by_another=False))
 
 
 def expires_after_it_was_replaced(patch):

@@ -20,7 +20,7 @@ from strandline.model.head import WriterId, WriterState
 from strandline.model.node import Membership
 from strandline.model.records import RecordSource, values_bytes
 from strandline.node.config import NodeSettings, ReplicaSettings
-from strandline.node.lead.commits import CommitHandle
+from strandline.node.lead.commit_watermark import CommitHandle
 from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.lead.primary import COMMIT_SECONDS, PrimaryRole
 from strandline.node.members.rules import Change

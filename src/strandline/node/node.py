@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -13,19 +14,18 @@ from strandline.log.contract import Slots
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
 from strandline.model.head import StoredAppend
-from strandline.node.elect.candidacy import Candidacy
-from strandline.node.elect.election import own_term
+from strandline.node.elect.candidacy import Candidacy, own_report
 from strandline.node.elect.node_lease import NodeLease
 from strandline.node.lead.begin import begin_leading
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.tiering import NodeColdTier, NodeTiers
-from strandline.node.members.rules import differs, shown, stranger, urls
+from strandline.node.members.rules import stranger, urls
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology
 from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
-from strandline.node.replicate.log_copy import LogCopy, create_log, take_over_log
+from strandline.node.replicate.log_copy import LogCopy, check_cold, create_log, take_over_log
 from strandline.node.replicate.replica import Condition, ReplicaRole
 from strandline.node.services import Upstream
 from strandline.storage.closing import Closing
@@ -58,23 +58,16 @@ class Node(Closing):
         background: bool = True,
     ) -> None:
         """Use :meth:`open`. ``connect`` reaches a node by its URL, ``open_cold`` opens the cold tier of a log."""
-        known, wanted = node_folder.state.cold, options.cold_address
-        if known and wanted and known != wanted:
-            raise InvalidInput(
-                f"The log of node {node_folder.state.name} has its cold tier in {known}, and keeps it: leave out "
-                f"{wanted}, or name the former."
-            )
+        self._candidacy = Candidacy(node_folder, options, connect)
+        check_cold(node_folder, options)
         self.options = options
         self.node_folder = node_folder
         self._lease = None if lease is None else NodeLease(lease, node_folder)
         self._reach = connect
         self._background = background
         self._clock = node_folder.clock
-        self._candidacy = Candidacy(node_folder, options, connect)
         self._turn = threading.RLock()
         """Held while a call depends on the role."""
-        self._led: LogCopy | None = None
-        """The copy of the primary role."""
         self._ticked = float("-inf")
         self.why_not_leading: str | None = None
         """Why its last attempt to lead failed; None if it succeeded, or there was none."""
@@ -88,13 +81,13 @@ class Node(Closing):
         self._role: PrimaryRole | ReplicaRole = self._follower(copy, state.committed, knows_committed=knows)
         """The current role. One thread changes it, any thread reads it."""
         self._committed_log = CommittedLog(lambda: self._role.readable(), lambda: self.primary.slots)  # noqa: PLW0108 - of the role by then
-        self._tiers = NodeTiers(self._committed_log, open_cold, address=self._cold_address, primary=self._primary_role)
+        self._tiers = NodeTiers(
+            self._committed_log,
+            open_cold,
+            address=self._cold_address,
+            primary=lambda: role if isinstance(role := self._role, PrimaryRole) else None,
+        )
         self._origin = Origin(f"The node in {node_folder.folder}", self)
-        if state.membership is not None and differs(state.membership, options.nodes, options.commit_policy):
-            _LOGGER.info(
-                "Node %s goes by %s, which was recorded while it ran; its settings differ, and count only for "
-                "addresses that are missing there.", self.name, shown(state.membership),
-            )  # fmt: skip
 
     @classmethod
     def open(
@@ -115,21 +108,17 @@ class Node(Closing):
         ``create`` begins a new log if this node has none, ``take_over`` one with the content of a write-ahead log;
         ``lead`` makes it the primary where there is no lease.
         """
-        try:
+        with contextlib.ExitStack() as opened:
+            opened.callback(node_folder.close)
             if take_over is not None and not node_folder.state.generation:
                 take_over_log(node_folder, take_over, lease, options)
             if create and not node_folder.state.generation:
                 create_log(node_folder, lease)
             node = cls(node_folder, options, connect=connect, lease=lease, open_cold=open_cold, background=background)
-        except BaseException:
-            node_folder.close()
-            raise
-        try:
+            opened.callback(node.close)  # its log, too: another process may be waiting for it
             if lead and lease is None:
                 node._lead_unleased()
-        except BaseException:
-            node.close()  # its log, too: another process may be waiting for it
-            raise
+            opened.pop_all()
         return node
 
     # --- the two roles -----------------------------------------------------------------------------------------
@@ -148,9 +137,9 @@ class Node(Closing):
     def condition(self) -> str:
         """Its state in one word, such as leading or following."""
         role = self._role
-        if isinstance(role, PrimaryRole):
-            return "leading" if role.leadership.is_held else str(Condition.CONNECTING)
-        return str(role.condition)
+        if isinstance(role, ReplicaRole):
+            return str(role.condition)
+        return "leading" if role.leadership.is_held else str(Condition.CONNECTING)
 
     @property
     def primary(self) -> PrimaryRole:
@@ -177,8 +166,7 @@ class Node(Closing):
     @property
     def copy(self) -> LogCopy | None:
         """The copy of the log, in either role."""
-        role = self._role
-        return role.copy if isinstance(role, ReplicaRole) else self._led
+        return self._role.copy
 
     @property
     def log(self) -> WalLog:
@@ -219,7 +207,7 @@ class Node(Closing):
             self._follow_at = self._clock.monotonic() + self._role.step()
         pause = self._follow_at - self._clock.monotonic()
         if self._lease is not None and self._role.condition is not Condition.FOLLOWING:
-            pause = min(pause, self._take_over())
+            pause = min(pause, self._take_over(self._lease))
         return max(0.0, pause)
 
     def _lead_on(self, primary: PrimaryRole) -> float:
@@ -245,11 +233,10 @@ class Node(Closing):
 
     # --- becoming the primary ----------------------------------------------------------------------------------
 
-    def _take_over(self) -> float:
+    def _take_over(self, lease: NodeLease) -> float:
         """Lead if there is no primary and this node may; returns the pause before the next check."""
-        lease = self._lease
-        pause = None if lease is None else lease.begin_check()
-        if lease is None or pause is None:
+        pause = lease.begin_check()
+        if pause is None:
             return self.options.poll_seconds
         try:
             if lease.led_last():
@@ -259,7 +246,7 @@ class Node(Closing):
             else:
                 return pause
             if lease.try_acquire():
-                self._leads(self._lead_leased(lease, force=False))
+                self._lead_elected(force=False)
         except StrandlineError as error:
             if str(error) != self.why_not_leading:
                 _LOGGER.info("Node %s does not lead: %s", self.name, error)
@@ -282,34 +269,16 @@ class Node(Closing):
             _ = self.log  # without a copy it must not take the lease from a node that has one
             # Nor may it take a term: the last primary could then lead only with a quorum, which a new log may lack.
             self._candidacy.check_own(self._report(), force=force)
-            lease = self._lease
-            if lease is None:
-                term = own_term(self.name, self.node_folder.state.seen, self._candidacy.addresses())
-                primary = self._lead_checked(term, None, force=force)
-            else:
-                lease.acquire()
-                primary = self._lead_leased(lease, force=force)
-            self._leads(primary)
+            if self._lease is not None:
+                self._lease.acquire()
+            primary = self._lead_elected(force=force)
             return primary.topology(Caller(self.name, primary.term))
 
     def _lead_unleased(self) -> None:
         """Lead by configuration, always in the same term: a higher one belongs to another node."""
-        own = self.node_folder.state
-        if own.seen > own.led:
-            raise Fenced(
-                f"{self.name} led in term {own.led} and has seen term {own.seen}: another node was promoted. Start "
-                "this one as its replica; or, if no other node leads, let it forget that term first ('strandline node "
-                "reset-term')."
-            )
         with self._turn:
-            self._candidacy.check_newest(self._report())
-            self._leads(self._lead(max(1, own.led), None, continues=True))
-
-    def _leads(self, primary: PrimaryRole) -> None:
-        if self._lease is not None:
-            self._lease.renew_now()
-        self.why_not_leading = None
-        _LOGGER.info("Node %s leads in term %d from offset %d on.", self.name, primary.term, primary.term_start)
+            self._candidacy.check_unleased(self._report())
+            self._lead(max(1, self.node_folder.state.led), continues=True)
 
     def _follower(self, copy: LogCopy | None, committed: int, *, knows_committed: bool) -> ReplicaRole:
         return ReplicaRole(
@@ -340,9 +309,8 @@ class Node(Closing):
             self._lease.release()
         self._settle()
         committed, knows = primary.committed, primary.knows_committed
-        if self._led is not None:
-            self._led.reopen()  # queued appends are written or refused, and a failed log is usable again
-        self._role = self._follower(self._led, committed, knows_committed=knows)
+        primary.copy.reopen()  # queued appends are written or refused, and a failed log is usable again
+        self._role = self._follower(primary.copy, committed, knows_committed=knows)
 
     def _settle(self) -> None:
         """Store the watermark up to which readers were shown records, at the end of a role.
@@ -356,53 +324,42 @@ class Node(Closing):
         except StorageError as error:
             _LOGGER.warning("Node %s could not store its watermark: %s", self.name, error)
 
-    def _lead_leased(self, lease: NodeLease, *, force: bool) -> PrimaryRole:
-        """Lead in the term of a lease that was just acquired; raises, and releases it, if this node must not."""
-        term = lease.ensure_term()
+    def _lead_elected(self, *, force: bool) -> PrimaryRole:
+        """Lead in the lease's term, or without one in its own next; raises, and releases the lease, if it must not."""
+        lease = self._lease
+        term = self._candidacy.own_term() if lease is None else lease.ensure_term()
         try:
-            return self._lead_checked(term, lease.lease, force=force)
+            # There was no term in between: no other node can have led.
+            continues = lease is not None and self.node_folder.state.led == term
+            if self.copy is not None:
+                self.copy.fence(term, "The lease" if lease is not None else self.name)
+            mine = self._report()
+            if not (continues and mine.unhealthy is None):
+                self._candidacy.check(mine, force=force)
+            return self._lead(term, continues=continues)
         except BaseException:
-            lease.release()
+            if lease is not None:
+                lease.release()
             raise
 
-    def _lead_checked(self, term: int, lease: Lease | None, *, force: bool) -> PrimaryRole:
-        """Lead in this term; raises if this node must not."""
-        # There was no term in between: no other node can have led.
-        continues = lease is not None and self.node_folder.state.led == term
-        if self.copy is not None:
-            self.copy.fence(term, "The lease" if lease is not None else self.name)
-        mine = self._report()
-        if not (continues and mine.unhealthy is None):
-            self._candidacy.check(mine, force=force)
-        return self._lead(term, lease, continues=continues)
-
-    def _lead(self, term: int, lease: Lease | None, *, continues: bool = False) -> PrimaryRole:
+    def _lead(self, term: int, *, continues: bool) -> PrimaryRole:
         """Lead in this term; the caller has checked that no committed record is missing here.
 
         ``continues``: no other node can have led since this node did.
         """
-        role, copy = self._role, self.copy
-        if copy is None:
-            raise NotReady(f"{self.name} has no copy of the log yet: let it bootstrap from a primary first.")
-        committed = 0
-        if isinstance(role, ReplicaRole):
-            role.close()
-            committed = role.reads.highest
-        leadership = Leadership(term, lease)
-        primary = begin_leading(
-            self.node_folder, copy, leadership, self.options, committed=committed, continues=continues
-        )
-        self._led, self._role = copy, primary
+        leadership = Leadership(term, None if self._lease is None else self._lease.lease)
+        primary = begin_leading(self.node_folder, self.replica, leadership, self.options, continues=continues)
+        self._role = primary
+        if self._lease is not None:
+            self._lease.renew_now()
+        self.why_not_leading = None
+        _LOGGER.info("Node %s leads in term %d from offset %d on.", self.name, primary.term, primary.term_start)
         return primary
 
     def _cold_address(self) -> tuple[str, UUID] | None:
         """The store of the log's cold tier and the log's id; None if it has none, or this node has no copy yet."""
         url, copy = self.node_folder.state.cold, self.copy
         return (url, copy.log.log_id) if url and copy is not None else None
-
-    def _primary_role(self) -> PrimaryRole | None:
-        role = self._role
-        return role if isinstance(role, PrimaryRole) else None
 
     # --- service -----------------------------------------------------------------------------------------------
 
@@ -435,8 +392,9 @@ class Node(Closing):
         state = self.node_folder.state  # read after the condition: the reason is set first
         trouble = None if state.trouble is None else state.trouble.reason
         committed = role.committed if role.knows_committed and position is not None else None
-        divergences = state.divergences
-        if isinstance(role, PrimaryRole):
+        if isinstance(role, ReplicaRole):
+            divergences = state.divergences
+        else:
             divergences = sum(each.divergences for each in role.registry.replicas.values())
         return NodeStatus(
             state.name, condition, trouble, state.seen, state.primary, position, committed, divergences,
@@ -469,14 +427,9 @@ class Node(Closing):
 
     def _report(self) -> ElectionReport:
         """This node's report for elections."""
-        state, role = self.node_folder.state, self._role
-        durable = 0 if self.copy is None else self.copy.bounds().next
-        trouble = None if state.trouble is None else state.trouble.state
+        role = self._role
         committed = role.reads.highest if isinstance(role, ReplicaRole) else role.committed
-        adopted = 0 if self.copy is None else state.adopted
-        # Read last: a record that this node has acknowledged to a primary before it saw the caller's term is in here.
-        known = self.node_folder.state.membership
-        return ElectionReport(state.name, state.seen, adopted, durable, max(committed, state.committed), trouble, known)
+        return own_report(self.node_folder, self.copy, committed)
 
     def close(self) -> None:
         """Stop leading or following, release the lease and the folder. Idempotent."""

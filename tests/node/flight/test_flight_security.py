@@ -92,7 +92,7 @@ def test_a_replica_speaks_for_itself_alone(node, guarded):
 
 def test_a_client_is_no_replica_and_a_replica_no_client(node, guarded):
     with FlightUpstream(guarded.url, security=token("token-of-the-app-1")) as upstream:
-        for call in every_call(upstream, Caller("app"), node.log.log_id).values():
+        for call in every_call(upstream, Caller("app", 1), node.log.log_id).values():
             with pytest.raises(Fenced, match="role replica"):
                 call()
         upstream.topology(Caller("app", 99))

@@ -68,7 +68,7 @@ def test_a_primary_that_has_seen_a_higher_term_leads_again_by_command(victim: Vi
     victim.act("report", {"name": "mallory", "term": 3})
     with victim.connect() as log:
         victim.until(lambda: log.status().condition != "leading", "it has stepped down")
-        assert log.promote().term == 4
+        assert log.promote().term > 3
     victim.check_serves()
 
 

@@ -418,5 +418,5 @@ def test_a_span_is_not_read_from_a_log_that_was_rewound_and_is_longer_again(tmp_
         second.append_values([b"other 3", b"other 4", b"other 5"])
         there = (second.url,)
         assert [batch.num_rows for batch in replace(both, urls=there).fetch()] == [3]
-        with pytest.raises(Diverged, match="planned in term 1, and are of term 2 there"):
+        with pytest.raises(Diverged, match=r"planned in term 1, and are of term \d+ there"):
             replace(lost, urls=there).fetch()

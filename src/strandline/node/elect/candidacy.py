@@ -9,15 +9,35 @@ from typing import final
 
 from strandline.errors import Fenced, NotReady, StrandlineError
 from strandline.model.node import Membership
-from strandline.node.elect.election import log_rank, objection, own_objection
+from strandline.node.elect.election import log_rank, objection, own_objection, own_term
 from strandline.node.lead.policies import CommitPolicy, Quorum, parse_policy
-from strandline.node.members.rules import addresses, check_membership, is_newer, may_lead, policies, shown, urls
+from strandline.node.members.rules import (
+    addresses,
+    check_membership,
+    differs,
+    is_newer,
+    may_lead,
+    policies,
+    shown,
+    urls,
+)
 from strandline.node.messages import Caller, ElectionReport
 from strandline.node.node_folder import HIGHEST_TERM, NodeFolder, check_rise
 from strandline.node.options import NodeOptions
+from strandline.node.replicate.log_copy import LogCopy
 from strandline.node.services import Upstream
 
 _LOGGER = logging.getLogger(__name__)
+
+
+def own_report(node_folder: NodeFolder, copy: LogCopy | None, committed: int) -> ElectionReport:
+    """The report of a node for elections, which knows this watermark."""
+    state = node_folder.state
+    durable, adopted = (0, 0) if copy is None else (copy.bounds().next, state.adopted)
+    trouble = None if state.trouble is None else state.trouble.state
+    # Read last: a record that this node has acknowledged to a primary before it saw the caller's term is in here.
+    known = node_folder.state.membership
+    return ElectionReport(state.name, state.seen, adopted, durable, max(committed, state.committed), trouble, known)
 
 
 @final
@@ -31,6 +51,11 @@ class Candidacy:
         self._reach = reach
         self._is_refused = False
         """Whether a node did not let this one ask, the last time."""
+        if self._known is not None and differs(self._known, options.nodes, options.commit_policy):
+            _LOGGER.info(
+                "Node %s goes by %s, which was recorded while it ran; its settings differ, and count only for "
+                "addresses that are missing there.", node_folder.state.name, shown(self._known),
+            )  # fmt: skip
 
     def check_able(self, mine: ElectionReport) -> None:
         """``NotReady``, with the reason, if this node would not be elected now, or not by itself. Fences nobody.
@@ -47,6 +72,17 @@ class Candidacy:
                 self._refuse(f"under {policy} it does not lead by itself")
         # The lease gives a term that is above all that anybody has seen.
         self._check(replace(mine, term=HIGHEST_TERM), reports, force=False)
+
+    def check_unleased(self, mine: ElectionReport) -> None:
+        """As :meth:`check_newest`, where no lease says who led last; ``Fenced`` if another node has led since."""
+        own = self._node_folder.state
+        if own.seen > own.led:
+            raise Fenced(
+                f"{mine.name} led in term {own.led} and has seen term {own.seen}: another node was promoted. Start "
+                "this one as its replica; or, if no other node leads, let it forget that term first ('strandline node "
+                "reset-term')."
+            )
+        self.check_newest(mine)
 
     def check_newest(self, mine: ElectionReport) -> None:
         """``NotReady`` if another node has more than this one, which led last. Fences nobody.
@@ -107,7 +143,12 @@ class Candidacy:
             return policies(known.membership)
         return (parse_policy(known.policy) if known.primary else self._options.commit_policy,)
 
-    def addresses(self) -> dict[str, str]:
+    def own_term(self) -> int:
+        """The term that this node takes next where no lease gives one."""
+        state = self._node_folder.state
+        return own_term(state.name, state.seen, self._addresses())
+
+    def _addresses(self) -> dict[str, str]:
         """The nodes of the log with the addresses that are known, by the newest record."""
         return addresses(self._known, self._options.nodes)
 
@@ -122,7 +163,7 @@ class Candidacy:
         """
         me, reports = self._node_folder.state.name, {}
         asked, self._is_refused = {me}, False
-        while left := {name: url for name, url in self.addresses().items() if url and name not in asked}:
+        while left := {name: url for name, url in self._addresses().items() if url and name not in asked}:
             asked |= set(left)
             for name, url in left.items():
                 upstream = None
@@ -137,7 +178,7 @@ class Candidacy:
                 finally:
                     if upstream is not None:
                         upstream.close()
-        members = self.addresses()
+        members = self._addresses()
         return [report for name, report in reports.items() if name in members]
 
     def _adopt(self, report: ElectionReport) -> None:

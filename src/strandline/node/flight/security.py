@@ -361,6 +361,17 @@ class CallerRights:
             )
         return self._itself(name, term)
 
+    def candidate(self, name: str, term: int) -> Caller:
+        """The node that asks for a report: as a replica, or without a term, which changes nothing.
+
+        A report says no more than the status. A node whose certificate is a client's, since it was removed, learns by
+        it that it was.
+        """
+        if term:
+            return self.replica(name, term)
+        self.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+        return self._itself(name, term)
+
     def leaving_replica(self, name: str, term: int) -> Caller:
         """The replica to unregister, named by itself or by an administrator."""
         self.need(Role.REPLICA, Role.ADMIN)

@@ -1,16 +1,29 @@
-"""The commit watermark of a primary: up to where its log satisfies the log's policy, which may change."""
+"""The commit watermark of a primary: up to where its log satisfies the log's policy; and appends that wait for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import final
 
+from strandline.errors import NotReady
 from strandline.log.wal.log import WalLog
+from strandline.log.wal.write.groups import WalHandle
+from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
 from strandline.node.lead.commits import Commits
 from strandline.node.lead.committed_log import ReadableLog
-from strandline.node.lead.policies import CommitPolicy, DurableOffsets, is_met_alone, strengthened, watermark
+from strandline.node.lead.leadership import Leadership
+from strandline.node.lead.policies import CommitPolicy, DurableOffsets, Local, is_met_alone, strengthened, watermark
 from strandline.node.lead.replicas import ReplicaRegistry
+from strandline.node.messages import Commit, CommitOutcome, NotRequired, Reached, TimedOut
+from strandline.storage.clock import Clock
+from strandline.storage.metrics import COMMITS
+
+_COUNTS = {kind: COMMITS.labels(kind.__name__) for kind in (Reached, TimedOut, NotRequired)}
+_DOUBT = (
+    "the records are durable here, but may be lost in a failover; append them again with the same writer and number"
+)
 
 
 @final
@@ -29,8 +42,12 @@ class CommitWatermark:
         registry: Callable[[], ReplicaRegistry],
         *,
         known: int,
+        settled: bool = False,
     ) -> None:
-        """``name`` is the primary's, ``policy`` and ``registry`` are as of now; ``known`` is committed already."""
+        """``name`` is the primary's, ``policy`` and ``registry`` are as of now; ``known`` is committed already.
+
+        ``settled``: nothing above that can have been acknowledged or shown.
+        """
         self._log = log
         self._name = name
         self._policy = policy
@@ -41,6 +58,7 @@ class CommitWatermark:
         self.commits = Commits(self._of, self.durable)
         """The appends that wait; None is the log's own policy."""
         self.commits.raise_to(None, min(known, self._term_start))
+        self._is_known = self.is_alone or settled
 
     def durable(self) -> int:
         """The durable end of the log."""
@@ -59,10 +77,18 @@ class CommitWatermark:
         """What an append waits for that asks for this beyond the log's own policy."""
         return self._policy() if extra is None else strengthened(self._policy(), extra)
 
+    def is_met_alone(self, extra: CommitPolicy | None) -> bool:
+        """Whether such an append waits for nothing but durability on the primary."""
+        return is_met_alone(self.required(extra), self._name)
+
     @property
     def is_alone(self) -> bool:
-        """Whether the log's policy needs nothing but durability on the primary."""
-        return is_met_alone(self._policy(), self._name)
+        """Whether the log's own policy needs nothing else."""
+        return self.is_met_alone(None)
+
+    def bookmark(self, upto: int, term: int) -> Cursor:
+        """The cursor behind a record; of an earlier term than the primary's it may cost a read."""
+        return Cursor(self._log.log_id, upto, term if upto > self._term_start else self._log.term_at(upto - 1) or 0)
 
     def _of(self, extra: CommitPolicy | None) -> int:
         offsets = self.offsets()
@@ -74,8 +100,24 @@ class CommitWatermark:
         durable = self.durable()
         return self.commits.raise_to(None, durable) if self.is_alone else self.commits.reached(None)
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the watermark covers everything that any primary of the log ever acknowledged or showed.
+
+        The primary has everything that was committed before its term, but learns up to which offset only when its
+        policy is satisfied for all of it.
+        """
+        self._is_known = self._is_known or self.now >= self._term_start
+        return self._is_known
+
     def log(self) -> ReadableLog:
-        """The log up to the watermark."""
+        """The log up to the watermark; ``NotReady`` until that is known."""
+        if not self.is_known:
+            raise NotReady(
+                f"{self._name} was restarted or promoted, and does not know yet whether everything below offset "
+                f"{self._term_start} is committed: ask again when its replicas have acknowledged it under "
+                f"{self._policy()}. If they are lost for good, change the policy ('strandline node policy --force')."
+            )
         return ReadableLog(self._log, lambda: self.now, self._wait_durable if self.is_alone else self._wait_committed)
 
     def _wait_durable(self, past: int, timeout: float) -> bool:
@@ -83,3 +125,58 @@ class CommitWatermark:
 
     def _wait_committed(self, past: int, timeout: float) -> bool:
         return self.commits.wait(None, past + 1, timeout).done
+
+
+@final
+@checked
+@dataclass(slots=True, eq=False)
+class CommitHandle:
+    """The result of an append. Leadership is checked once the records are durable here and the policy is satisfied."""
+
+    _handle: WalHandle
+    _asked: CommitPolicy | None
+    """What the append asked for beyond the log's own policy, which may change meanwhile."""
+    _watermark: CommitWatermark
+    _leadership: Leadership
+    _clock: Clock
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the log recognised the number of the append, which adds nothing then."""
+        return self._handle.repeated
+
+    @property
+    def _policy(self) -> CommitPolicy:
+        return self._watermark.required(self._asked)
+
+    def done(self) -> bool:
+        """Whether :meth:`result` would not block."""
+        if not self._handle.done():
+            return False
+        is_decided = isinstance(self._policy, Local) or not self._leadership.is_held
+        return is_decided or self._watermark.commits.reached(self._asked) >= self._upto()
+
+    def result(self, timeout: Timeout) -> Commit:
+        """Block until the records are durable here, and until the policy is satisfied or the timeout is over."""
+        outcome: CommitOutcome = NotRequired()
+        deadline = self._clock.monotonic() + timeout
+        is_alone = self._watermark.is_met_alone(self._asked)
+        if is_alone or self._handle.first is None or not self._handle.is_driven:
+            self._handle.result()
+        # Asked again once it is durable here: a change of the policy waits for what was durable before, not for more.
+        if not (is_alone and isinstance(self._policy, Local)):
+            # Replicas receive only durable batches, so their acknowledgements are enough to wait for. A wake-up in
+            # between would slow down the sending threads.
+            waiter = self._watermark.commits.wait(self._asked, self._upto(), deadline - self._clock.monotonic())
+            reached = waiter.reached
+            outcome = Reached(reached) if waiter.done else TimedOut(reached, str(self._policy), timeout)
+        receipt = self._handle.result()
+        self._leadership.check(_DOUBT)
+        _COUNTS[type(outcome)].inc()
+        bookmark = self._watermark.bookmark(self._upto(), self._leadership.term)
+        return Commit(receipt, outcome, bookmark, self.repeated)
+
+    def _upto(self) -> int:
+        first = self._handle.first
+        # A repeated append without a known offset is below the end.
+        return self._watermark.durable() if first is None else first + self._handle.count

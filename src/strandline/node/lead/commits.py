@@ -1,4 +1,4 @@
-"""Commits of a primary: the appends that wait for a commit policy, and their handles."""
+"""Commits of a primary: the appends that wait for a commit policy."""
 
 from __future__ import annotations
 
@@ -11,21 +11,9 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import final
 
-from strandline.log.wal.log import WalLog
-from strandline.log.wal.write.groups import WalHandle
-from strandline.model.arguments import Timeout, checked
-from strandline.model.cursor import Cursor
-from strandline.node.lead.leadership import Leadership
-from strandline.node.lead.policies import CommitPolicy, Local, is_met_alone
-from strandline.node.messages import Commit, CommitOutcome, NotRequired, Reached, TimedOut
-from strandline.storage.clock import Clock
-from strandline.storage.metrics import COMMITS
+from strandline.node.lead.policies import CommitPolicy
 
 _TICKETS = itertools.count()
-_COUNTS = {kind: COMMITS.labels(kind.__name__) for kind in (Reached, TimedOut, NotRequired)}
-_DOUBT = (
-    "the records are durable here, but may be lost in a failover; append them again with the same writer and number"
-)
 
 
 @dataclass(slots=True, eq=False)
@@ -164,69 +152,3 @@ class Commits:
                 queue.waiters.clear()
         for waiter in waiting:
             waiter.wake(done=False)
-
-
-@final
-@checked
-@dataclass(slots=True, eq=False)
-class CommitHandle:
-    """The result of an append. Leadership is checked once the records are durable here and the policy is satisfied."""
-
-    _handle: WalHandle
-    _asked: CommitPolicy | None
-    """What the append asked for beyond the log's own policy."""
-    _policy: Callable[[], CommitPolicy]
-    """What it has to wait for now: the log's policy may change meanwhile."""
-    _commits: Commits
-    _leadership: Leadership
-    _log: WalLog
-    _clock: Clock
-    _term_start: int
-    """All records from here on are of the current term."""
-    _name: str
-    """The primary's."""
-
-    @property
-    def repeated(self) -> bool:
-        """Whether the log recognised the number of the append, which adds nothing then."""
-        return self._handle.repeated
-
-    def done(self) -> bool:
-        """Whether :meth:`result` would not block."""
-        if not self._handle.done():
-            return False
-        is_decided = isinstance(self._policy(), Local) or not self._leadership.is_held
-        return is_decided or self._commits.reached(self._asked) >= self._upto()
-
-    def result(self, timeout: Timeout) -> Commit:
-        """Block until the records are durable here, and until the policy is satisfied or the timeout is over."""
-        outcome: CommitOutcome = NotRequired()
-        deadline = self._clock.monotonic() + timeout
-        is_alone = is_met_alone(self._policy(), self._name)
-        if is_alone or self._handle.first is None or not self._handle.is_driven:
-            self._handle.result()
-        # Asked again once it is durable here: a change of the policy waits for what was durable before, not for more.
-        if not (is_alone and isinstance(self._policy(), Local)):
-            # Replicas receive only durable batches, so their acknowledgements are enough to wait for. A wake-up in
-            # between would slow down the sending threads.
-            outcome = self._wait(deadline, timeout)
-        receipt = self._handle.result()
-        self._leadership.check(_DOUBT)
-        _COUNTS[type(outcome)].inc()
-        return Commit(receipt, outcome, self._bookmark(), self.repeated)
-
-    def _upto(self) -> int:
-        first = self._handle.first
-        # A repeated append without a known offset is below the end.
-        return self._log.bounds().next if first is None else first + self._handle.count
-
-    def _bookmark(self) -> Cursor:
-        upto = self._upto()
-        # Only a repeated append can be of an earlier term; its term may cost a read.
-        term = self._leadership.term if upto > self._term_start else self._log.term_at(upto - 1) or 0
-        return Cursor(self._log.log_id, upto, term)
-
-    def _wait(self, deadline: float, timeout: float) -> CommitOutcome:
-        waiter = self._commits.wait(self._asked, self._upto(), deadline - self._clock.monotonic())
-        reached = waiter.reached
-        return Reached(reached) if waiter.done else TimedOut(reached, str(self._policy()), timeout)

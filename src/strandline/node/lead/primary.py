@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Final, final
 
-from strandline.errors import ExpectationFailed, Fenced, LogClosed, NotReady, Overloaded
+from strandline.errors import ExpectationFailed, Fenced, LogClosed, Overloaded
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync, plan_resume
-from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId, WriterState
 from strandline.model.node import Heartbeat, Membership, Peer
 from strandline.model.records import RecordSource
-from strandline.model.retention import TIER_SLOT
 from strandline.node.lead.bootstrap_snapshots import BootstrapSnapshots, Export
-from strandline.node.lead.commit_watermark import CommitWatermark
-from strandline.node.lead.commits import CommitHandle
+from strandline.node.lead.commit_watermark import CommitHandle, CommitWatermark
 from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.consumer_slots import ConsumerSlots
 from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.membership import PrimaryMembership
-from strandline.node.lead.policies import (
-    CommitPolicy,
-    Refuse,
-    admit,
-    nth_highest,
-    strengthened,
-)
+from strandline.node.lead.policies import CommitPolicy, Refuse, admit, nth_highest, strengthened
 from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas
 from strandline.node.lead.slot_lags import PrimaryMetrics, node_slots
 from strandline.node.members.rules import Change
@@ -37,7 +27,6 @@ from strandline.node.messages import (
     Caller,
     Commit,
     Handover,
-    Member,
     NodeSlots,
     Registration,
     Resume,
@@ -48,7 +37,8 @@ from strandline.node.messages import (
 from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.divergence import agreement
-from strandline.storage.metrics import PARTIAL_RESYNCS, REBOOTSTRAPS, REPLICATION_LAG, SAFE_REPLAY
+from strandline.node.replicate.log_copy import LogCopy
+from strandline.storage.metrics import PARTIAL_RESYNCS, REBOOTSTRAPS
 
 COMMIT_SECONDS: Final = 5.0
 """Default time that an append waits for its commit policy."""
@@ -65,18 +55,19 @@ class PrimaryRole:
     def __init__(
         self,
         node_folder: NodeFolder,
-        log: WalLog,
+        copy: LogCopy,
         leadership: Leadership,
         options: NodeOptions,
         *,
         exports: Mapping[str, Export],
         settled: bool = False,
     ) -> None:
-        """Lead the log from its end on; the caller has checked that no committed record is missing.
+        """Lead the log of this copy from its end on; the caller has checked that no committed record is missing.
 
         ``settled``: nothing above the stored watermark can have been acknowledged before.
         """
-        self.log = log
+        self.copy = copy
+        self.log = log = copy.log
         self.leadership = leadership
         self.options = options
         self.term_start = log.bounds().next
@@ -94,8 +85,8 @@ class PrimaryRole:
             lambda: self.membership.policy,
             lambda: self.replicas.now,
             known=node_folder.state.committed,
+            settled=settled,
         )
-        self._knows = self._watermark.is_alone or settled
         self._reached = self.term_start
         """The watermark as of the last heartbeat interval."""
 
@@ -124,17 +115,6 @@ class PrimaryRole:
         self.leadership.check("its slots may be others now")
         self.replicas.move_slots()
         return node_slots(self.log, self.options, committed=self.committed, now=self._clock.now())
-
-    def pin_uncopied(self, *, led_by_another: bool) -> None:
-        """Retain everything that is not in the cold tier, before anything is trimmed.
-
-        ``led_by_another``: another node may have led since, and written other segments; the tierer compares them first.
-        """
-        slots, first = self.log.slots, self.log.bounds().first
-        if all(slot.name != TIER_SLOT for slot in slots.list()):
-            slots.create(TIER_SLOT, first)
-        elif led_by_another:
-            slots.reset(TIER_SLOT, first)
 
     def handover(self, caller: Caller, *, membership: tuple[int, int] = (0, 0)) -> Handover:
         """State that a registered replica needs beside its copy of the log, to become the primary.
@@ -166,8 +146,7 @@ class PrimaryRole:
         return self.membership.known or after
 
     def _complete_change(self) -> None:
-        """Complete the change in progress, if it can be."""
-        if self.membership.is_pending and self.leadership.is_held and self.membership.complete(self._watermark.offsets):
+        if self.leadership.is_held and self.membership.complete(self._watermark.offsets):
             self._members_changed()
 
     def _members_changed(self) -> None:
@@ -222,18 +201,7 @@ class PrimaryRole:
         except LogClosed:
             self.leadership.check("nothing was written")  # the node stepped down in between
             raise
-        required = partial(self._watermark.required, extra)
-        return CommitHandle(
-            handle,
-            extra,
-            required,
-            self._watermark.commits,
-            self.leadership,
-            self.log,
-            self._clock,
-            self.term_start,
-            self.name,
-        )
+        return CommitHandle(handle, extra, self._watermark, self.leadership, self._clock)
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of a writer's last append; None for an unknown writer. ``Fenced`` if this node does not lead."""
@@ -248,7 +216,7 @@ class PrimaryRole:
     def _slow_down(self) -> None:
         if not self.options.flow.is_on:
             return
-        match admit(self._slowest(), self.options.flow):
+        match admit(self.replicas.now.behind(self.log.bounds().next), self.options.flow):
             case Refuse(lag):
                 raise Overloaded(
                     f"A replica is {lag} records behind, which is the flow limit of this primary: nothing was "
@@ -257,14 +225,6 @@ class PrimaryRole:
             case proceed:
                 if proceed.after > 0:
                     self._clock.sleep(proceed.after)
-
-    def _slowest(self) -> int:
-        applied = [
-            each.applied
-            for each in self.replicas.now.replicas.values()
-            if each.healthy and not each.bootstrapping and each.applied is not None
-        ]
-        return self.log.bounds().next - min(applied) if applied else 0
 
     # --- commit watermark --------------------------------------------------------------------------------------
 
@@ -282,21 +242,12 @@ class PrimaryRole:
     def knows_committed(self) -> bool:
         """Whether the watermark covers everything that any primary of the log ever acknowledged or showed.
 
-        Until then readers would see less than before. This node has everything that was committed before its term, but
-        learns up to which offset only when its policy is satisfied for all of it.
+        Until then readers would see less than before.
         """
-        if not self._knows:
-            self._knows = self.committed >= self.term_start
-        return self._knows
+        return self._watermark.is_known
 
     def readable(self) -> ReadableLog:
         """The log up to the commit watermark; ``NotReady`` until that is known."""
-        if not self.knows_committed:
-            raise NotReady(
-                f"{self.name} was restarted or promoted, and does not know yet whether everything below offset "
-                f"{self.term_start} is committed: ask again when its replicas have acknowledged it under "
-                f"{self.policy}. If they are lost for good, change the policy ('strandline node policy --force')."
-            )
         return self._watermark.log()
 
     # --- replicas ----------------------------------------------------------------------------------------------
@@ -365,7 +316,6 @@ class PrimaryRole:
         """The batches from a position on, up to the durable end and following it."""
         self._check_replica(caller)
         self.replicas.now.replica(caller.name)
-        replicas, mark = self.replicas, self._watermark
 
         def heartbeat() -> Heartbeat:
             self.membership.check(caller.name)  # it may be removed meanwhile
@@ -375,8 +325,8 @@ class PrimaryRole:
             self.log,
             since,
             heartbeat,
-            lambda upto: replicas.sent(caller.name, upto),
-            is_awaited=lambda: not mark.is_alone or mark.commits.is_awaited,
+            lambda upto: self.replicas.sent(caller.name, upto),
+            is_awaited=lambda: not self._watermark.is_alone or self._watermark.commits.is_awaited,
         )
 
     def acknowledge(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:
@@ -430,11 +380,6 @@ class PrimaryRole:
     def topology(self, caller: Caller) -> Topology:
         """The replicas of the log with their offsets."""
         self._check_term(caller)
-        jump = self._clock.now() - self.replicas.time()
-        members = tuple(
-            Member(**each._replace(connected_at=each.connected_at + jump, last_seen=each.last_seen + jump)._asdict())
-            for each in self.registry.replicas.values()
-        )
         heartbeat = self.heartbeat()
         return Topology(
             self.log.log_id,
@@ -445,7 +390,7 @@ class PrimaryRole:
             str(self.policy),
             heartbeat.durable,
             heartbeat.committed,
-            members,
+            self.replicas.members(),
             self.log.bounds().first,
             self._node_folder.state.cold or None,
             self.membership.known,
@@ -467,11 +412,7 @@ class PrimaryRole:
         self.drop_strangers()  # again, if a disk error came in between
         self._reached = self.committed
         self.log.trim(self.options.retention_policy, limits=self.options.slot_limits)
-        log = str(self.log.log_id)
-        registry = self.registry
-        REPLICATION_LAG.labels(log).set(registry.lag)
-        SAFE_REPLAY.labels(log).set(registry.safe_replay or 0)
-        self._metrics.measure(registry, committed=self.committed, now=self._clock.now())
+        self._metrics.measure(self.registry, committed=self.committed, now=self._clock.now())
         self._node_folder.remember(committed=self.committed)
 
     def trim(self, upto: int) -> int:

@@ -18,6 +18,7 @@ from strandline.model.cursor import SECOND, Cursor
 from strandline.model.node import Peer
 from strandline.model.retention import SlotState
 from strandline.node.lead.policies import DurableOffsets, ReplicaPosition
+from strandline.node.messages import Member
 from strandline.storage.clock import Clock
 
 _LOGGER = logging.getLogger(__name__)
@@ -95,6 +96,11 @@ class ReplicaRegistry(NamedTuple):
         """Lag of the slowest replica behind the fastest one's sent offset. One without acknowledgement is at 0."""
         known = self.replicas.values()
         return max((each.sent for each in known), default=0) - min((each.applied or 0 for each in known), default=0)
+
+    def behind(self, end: int) -> int:
+        """Records that the slowest replica lacks, of those that answer and have a copy."""
+        answering = (each for each in self.replicas.values() if each.healthy and not each.bootstrapping)
+        return end - min((each.applied for each in answering if each.applied is not None), default=end)
 
     @property
     def safe_replay(self) -> int | None:
@@ -250,6 +256,14 @@ class Replicas:
                 if name in self.now.replicas:
                     self.now = sent_upto(self.now, name, upto)
             return self.now
+
+    def members(self) -> tuple[Member, ...]:
+        """All replicas as others see them: with the times of the wall clock."""
+        jump = self._clock.now() - self.time()
+        return tuple(
+            Member(**each._replace(connected_at=each.connected_at + jump, last_seen=each.last_seen + jump)._asdict())
+            for each in self.with_sent().replicas.values()
+        )
 
     def slot(self, name: str) -> SlotState | None:
         """A replica's slot, if it has one."""

@@ -26,6 +26,8 @@ from strandline.storage.metrics import (
     REPLICA_LAG_SECONDS,
     REPLICA_SILENT_SECONDS,
     REPLICA_SLOT_PINS,
+    REPLICATION_LAG,
+    SAFE_REPLAY,
 )
 
 _OF_SLOTS = (REPLICA_LAG_RECORDS, REPLICA_LAG_BYTES, REPLICA_LAG_SECONDS, REPLICA_SILENT_SECONDS, REPLICA_SLOT_PINS)
@@ -95,6 +97,8 @@ class PrimaryMetrics:
                 found = (lag.records_behind, lag.bytes_behind, lag.seconds_behind, lag.seconds_since_seen)
                 for metric, number in zip(_OF_SLOTS, (*found, lag.state.pins), strict=True):
                     metric.labels(log_id, lag.state.name).set(number)
+            REPLICATION_LAG.labels(log_id).set(registry.lag)
+            SAFE_REPLAY.labels(log_id).set(registry.safe_replay or 0)
             for each in registry.replicas.values():
                 DIVERGENCES.labels(log_id, each.name).set(each.divergences)
                 REPLICA_APPLY_ERRORS.labels(log_id, each.name).set(each.apply_errors)

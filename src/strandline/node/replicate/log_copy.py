@@ -85,6 +85,16 @@ def take_over_log(node_folder: NodeFolder, source: str, lease: Lease | None, opt
         node_folder.remember(generation=generation, seen=log.term, adopted=log.term, led=log.term)
 
 
+def check_cold(node_folder: NodeFolder, options: NodeOptions) -> None:
+    """Refuse another cold tier than the one that the log has."""
+    known, wanted = node_folder.state.cold, options.cold_address
+    if known and wanted and known != wanted:
+        raise InvalidInput(
+            f"The log of node {node_folder.state.name} has its cold tier in {known}, and keeps it: leave out {wanted}, "
+            "or name the former."
+        )
+
+
 def _check_cold(folder: str, options: NodeOptions, *, disk: Disk) -> None:
     """Refuse to take a log over without its cold tier: records that only its segments hold could not be read."""
     path = f"{folder}/{COLD_FILE}"

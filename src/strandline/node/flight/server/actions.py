@@ -93,12 +93,7 @@ def _handover(served: NodeService, rights: CallerRights, fields: Fields) -> list
 
 def _report(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term")
-    if fields.natural("term"):
-        return [write_record(served.report(_replica(rights, fields)))]
-    # It changes nothing, and says no more than the status. Of a node that was removed, the certificate is a client's
-    # now: it learns here that it was.
-    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
-    return [write_record(served.report(Caller(fields.name("name"))))]
+    return [write_record(served.report(rights.candidate(fields.name("name"), fields.natural("term"))))]
 
 
 def _bounds(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
