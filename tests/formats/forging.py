@@ -19,6 +19,7 @@ from strandline.formats.arrow.block import Compression, encode_page
 from strandline.formats.checksum import crc32c
 from strandline.formats.object.batch import BatchInfo, encode_batch
 from strandline.formats.object.head import encode_head
+from strandline.formats.segment.file import _BLOCK_END as BLOCK_END
 from strandline.formats.segment.file import (
     FACTS_KEY,
     SEGMENT_SCHEMA,
@@ -27,8 +28,8 @@ from strandline.formats.segment.file import (
     decode_tail,
     encode_block,
     footer_size,
-    tail_size,
 )
+from strandline.formats.segment.file import _block_end as block_end
 from strandline.formats.segment.records import decode_group
 from strandline.formats.segment.writer import SegmentWriter
 from strandline.model.head import (
@@ -192,6 +193,15 @@ def sealed_segment(before: bytes, footer: bytes, metadata: Any, listed: int = 0)
         for group in groups
     ]
     return before + encode_block(sums, [listed] * len(groups), crc32c(before), footer) + footer
+
+
+def tail_size(data: bytes | memoryview, where: str) -> int:
+    """Size of the tail of a segment, from its last bytes; if it exceeds ``data``, more bytes are needed."""
+    footer = footer_size(data, where)
+    if len(data) < footer + BLOCK_END.size:
+        return footer + BLOCK_END.size
+    groups, leaves, *_ = block_end(memoryview(data)[: len(data) - footer], where)
+    return footer + BLOCK_END.size + 4 * groups * leaves + 8 * groups
 
 
 def reseal_tail(data: bytes) -> bytes:

@@ -23,11 +23,11 @@ from strandline.formats.segment.file import (
     SegmentFacts,
     SegmentTail,
     decode_tail,
-    tail_size,
 )
 from strandline.formats.segment.records import decode_group
 from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
 from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets
+from tests.formats.forging import tail_size
 
 LOG, SEGMENT = UUID(int=7), UUID(int=8)
 

@@ -64,7 +64,7 @@ from strandline.formats.object.head import (
 )
 from strandline.formats.object.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
 from strandline.formats.segment.events import decode_event, encode_event
-from strandline.formats.segment.file import Seal, SegmentFacts, footer_size, tail_size
+from strandline.formats.segment.file import Seal, SegmentFacts, footer_size
 from strandline.formats.snapshot.manifest import PointerCodec, decode_snapshot, encode_snapshot
 from strandline.formats.topic import decode_topic, encode_topic
 from strandline.formats.wal.folder import (
@@ -167,6 +167,7 @@ from tests.formats.forging import (
     some_entry,
     some_records,
     some_reference,
+    tail_size,
 )
 from tests.fuzz.mutation import damage, in_place, mutated, times, unchanged
 from tests.fuzz.targets import Target, decoding

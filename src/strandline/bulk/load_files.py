@@ -184,11 +184,13 @@ def _from_columns(rows: pa.Table, fields: RecordFields, codec: Codec | None, whe
             where,
             truncates=fields.truncates_times,
         )
-    columns: dict[str, Any] = {}
-    if fields.value is not None:
-        columns["value"] = _as_bytes(rows.column(fields.value))
-    else:
-        columns["value"] = _encoded(rows, fields, codec)
+    value = _encoded(rows, fields, codec) if fields.value is None else _as_bytes(rows.column(fields.value))
+    return _named_columns(rows, fields, value, where)
+
+
+def _named_columns(rows: pa.Table, fields: RecordFields, value: pa.Array | pa.ChunkedArray, where: str) -> pa.Table:
+    """The records of rows with these values, and what else the fields name."""
+    columns: dict[str, Any] = {"value": value}
     if fields.key is not None:
         columns["key"] = _as_bytes(rows.column(fields.key))
     if fields.op is not None:
@@ -342,25 +344,12 @@ def _line_records(
     numbers: Sequence[int],
 ) -> pa.Table:
     where = f"{file}, within lines {numbers[0]:,} to {numbers[-1]:,},"
-    texts = [line.removesuffix(b"\r") for line in lines]
-    columns: dict[str, Any] = {}
-    if fields.value is not None:
-        columns["value"] = pa.array(found[fields.value], pa.binary())
-    else:
-        columns["value"] = _line_values(pa.array(texts, pa.binary()), codec, file, numbers)
-    if fields.key is not None:
-        columns["key"] = pa.array(found[fields.key], pa.binary())
-    if fields.op is not None:
-        columns["op"] = _as_op(_texts(found[fields.op]), where)
-    if fields.timestamp is not None:
-        columns["timestamp"] = as_time(_texts(found[fields.timestamp]), where, truncates=fields.truncates_times)
-    if fields.headers:
-        columns["headers"] = _as_headers({name: found[name] for name in fields.headers})
-    return pa.table(columns)
-
-
-def _texts(values: list[bytes | None]) -> pa.ChunkedArray:
-    return pa.chunked_array([pa.array(values, pa.binary()).cast(pa.string())])
+    texts = pa.array([line.removesuffix(b"\r") for line in lines], pa.binary())
+    # As text, which binary columns are made of again: operations and times are text.
+    rows = pa.table({name: pa.array(values, pa.binary()).cast(pa.string()) for name, values in found.items()})
+    whole = fields.value is None
+    value = _line_values(texts, codec, file, numbers) if whole else _as_bytes(rows.column(fields.value))
+    return _named_columns(rows, fields, value, where)
 
 
 def _line_values(lines: pa.Array, codec: Codec | None, file: str, numbers: Sequence[int]) -> pa.Array:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias
+from itertools import groupby
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -37,6 +38,8 @@ from strandline.storage.objects.store import ABSENT, ObjectInfo
 from strandline.storage.task_pool import TaskPool, ThreadPool
 from strandline.tier.read.tiered_log import hot_tier
 from strandline.values.contract import Codec
+
+T = TypeVar("T")
 
 PART_BYTES: Final = 64 << 20
 """Approximate bytes of files that one task loads. Only Parquet files are split."""
@@ -225,22 +228,11 @@ class _LoadJob:
         # Small files share a task, up to a size that is worth a task and leaves work for every worker.
         share = sum(file.size for file in self.files) // (2 * self.pool.count)
         together = min(PART_BYTES // 2, max(SMALL_PARTITION, share))
-        waiting: list[FilePart] = []
-        size = 0
-        for file in self.files:
-            if file.format == "parquet" and file.size > PART_BYTES:
-                if waiting:
-                    yield tuple(waiting)
-                    waiting, size = [], 0
-                yield from ((FilePart(file, groups),) for groups in _row_groups(file))
-                continue
-            if waiting and size + file.size > together:
-                yield tuple(waiting)
-                waiting, size = [], 0
-            waiting.append(FilePart(file))
-            size += file.size
-        if waiting:
-            yield tuple(waiting)
+        for is_large, files in groupby(self.files, lambda file: file.format == "parquet" and file.size > PART_BYTES):
+            if is_large:
+                yield from ((FilePart(file, groups),) for file in files for groups in _row_groups(file))
+            else:
+                yield from (tuple(map(FilePart, some)) for some in _together(files, lambda file: file.size, together))
 
     def _staged(self, append: StagedAppend, tasks: Sequence[LoadTask]) -> list[BatchListing]:
         """The batches of all tasks, in order; those that an earlier run has noted are not staged again."""
@@ -299,15 +291,21 @@ def _row_groups(file: LoadedFile) -> Iterator[tuple[int, ...]]:
             sum(group.column(number).total_compressed_size for number in range(group.num_columns))
             for group in (metadata.row_group(number) for number in range(metadata.num_row_groups))
         ]
-    waiting: list[int] = []
-    size = 0
-    for number, one in enumerate(sizes):
-        if waiting and size + one > PART_BYTES:
+    yield from _together(range(len(sizes)), sizes.__getitem__, PART_BYTES)
+
+
+def _together(items: Iterable[T], size: Callable[[T], int], most: int) -> Iterator[tuple[T, ...]]:
+    """The items, in order, in groups of at most this size; a larger item is a group of its own."""
+    waiting: list[T] = []
+    total = 0
+    for item in items:
+        if waiting and total + size(item) > most:
             yield tuple(waiting)
-            waiting, size = [], 0
-        waiting.append(number)
-        size += one
-    yield tuple(waiting)
+            waiting, total = [], 0
+        waiting.append(item)
+        total += size(item)
+    if waiting:
+        yield tuple(waiting)
 
 
 def _difference(begun: LoadNote, now: LoadNote) -> str:

@@ -63,22 +63,22 @@ class CheckTask:
     def __call__(self) -> CheckedRange:
         """Read every span; an error is reported, and reading continues with the next span."""
         forget_tails()  # those that an earlier task of this process read prove nothing about the store
-        copies = _CheckedSpans(self.copies)
+        copies, own = _CheckedSpans(self.copies), _CheckedSpans(self.spans)
+        copied = copies.tables()
         rest: list[pa.Table] = []
-        own = _CheckedSpans(self.spans)
         records = compared = 0
         differing: list[Problem] = []
         for rows in own.tables():
             records += rows.num_rows
             _, end = _offsets_of(rows)
-            while copies.reached < end and (copy := copies.next()) is not None:
+            while copies.reached < end and (copy := next(copied, None)) is not None:
                 rest.append(copy)
             for copy in rest:
                 ours, theirs = _common(rows, copy)
                 compared += ours.num_rows
                 differing += _differences(ours, theirs)
             rest = [copy for copy in rest if _offsets_of(copy)[1] > end]
-        while copies.next() is not None:  # copies without a counterpart are checked, too
+        for _ in copied:  # copies without a counterpart are checked, too
             pass
         unread = [replace(problem, is_read=True) for problem in copies.problems]
         return CheckedRange(records, compared, (*own.problems, *unread, *_adjacent(differing)))
@@ -173,7 +173,6 @@ class _CheckedSpans:
     problems: list[Problem] = field(default_factory=list)
     reached: int = -1
     """The offset after the last span that was read."""
-    _tables: Iterator[pa.Table] | None = None
 
     def tables(self) -> Iterator[pa.Table]:
         """The records of each readable span."""
@@ -183,12 +182,6 @@ class _CheckedSpans:
                 self.problems.append(checked.problem)
             elif batches:
                 yield pa.Table.from_batches(batches)
-
-    def next(self) -> pa.Table | None:
-        """The records of the next readable span; None at the end."""
-        if self._tables is None:
-            self._tables = self.tables()
-        return next(self._tables, None)
 
 
 def is_cold(span: Span) -> bool:

@@ -18,8 +18,8 @@ from strandline.model.segments import ColdTier, PartitionDelete, SegmentId, Segm
 from strandline.storage.objects.store import ObjectInfo, ObjectStore
 from strandline.storage.task_pool import ThreadPool
 from strandline.tier.copy.history import SegmentCut, is_same_record, plan_cuts, read_history
+from strandline.tier.copy.ledger import known_segments
 from strandline.tier.copy.segment_files import forget_tails, list_segments, load_tail, segment_path
-from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import log_address, partition_of
 from strandline.tier.read.cold_reader import ColdReader
@@ -68,20 +68,15 @@ def look_at(log: HotLog, cold: ColdTier, manager: MetadataManager) -> TierView:
     """The current state of a log's cold tier; ``NotReady`` if it is unknown."""
     partition = partition_of(cold)
     hot = log.bounds()
-
-    def ask(cache: SegmentCache) -> tuple[tuple[SegmentMetadata, ...], frozenset[SegmentId], PartitionDelete | None]:
-        spare = frozenset(segment.segment for segment in cache.unreferenced(partition))
-        return tuple(cache.segments(partition)), spare, cache.deletion(partition)
-
-    segments, spare, deletion = manager.current(partition, ask)
+    known = known_segments(manager, partition)
     number = manager.metadata_partition(partition)
     return TierView(
         url=log_address(log),
         cold=cold,
         hot=hot,
-        segments=segments,
-        spare=spare,
-        deletion=deletion,
+        segments=known.segments,
+        spare=frozenset(segment.segment for segment in known.unreferenced),
+        deletion=known.deletion,
         partition=number,
         events=manager.committed_offset(number) + 1,
         # Last: a slot that advances while segments expire is higher by now, and never below the remaining ones.

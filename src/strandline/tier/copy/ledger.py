@@ -27,6 +27,17 @@ from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.manager import MetadataManager
 
 
+def known_segments(registry: MetadataManager, partition: TopicPartition) -> KnownSegments:
+    """All segments of a log, with every event that was published before."""
+
+    def ask(cache: SegmentCache) -> KnownSegments:
+        return KnownSegments(
+            tuple(cache.segments(partition)), tuple(cache.unreferenced(partition)), cache.deletion(partition)
+        )
+
+    return registry.current(partition, ask)
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class Ledger:
@@ -46,14 +57,7 @@ class Ledger:
 
     def known(self) -> KnownSegments:
         """All segments. Linear in their number: once per round."""
-        partition = self.partition
-
-        def ask(cache: SegmentCache) -> KnownSegments:
-            return KnownSegments(
-                tuple(cache.segments(partition)), tuple(cache.unreferenced(partition)), cache.deletion(partition)
-            )
-
-        return self.registry.current(partition, ask)
+        return known_segments(self.registry, self.partition)
 
     def reach(self) -> int | None:
         """The end of the readable offsets; None without any. Constant cost."""

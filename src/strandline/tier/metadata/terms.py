@@ -9,8 +9,7 @@ no other stretch has, so no stored record becomes unreadable.
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
 from typing import Final
 
 from strandline.tier.metadata.columns import END, WIDTH, SegmentColumns
@@ -18,9 +17,6 @@ from strandline.tier.metadata.columns import END, WIDTH, SegmentColumns
 NONE: Final = -1
 """No stretch."""
 _CHUNK: Final = 512
-_LEVEL_BITS: Final = 6
-_WHOLE: Final = 63
-"""The level of the block that has all offsets."""
 
 _Rank = tuple[int, int, int, int, int]
 
@@ -101,71 +97,41 @@ class Starts:
 
 
 class Overlaps:
-    """Interval index for the few stretches that overlap: the highest-ranked range that holds an offset, in log time.
+    """The stretches that overlap others, by range and rank. They are few: each question looks at all of them."""
 
-    A range is cut into aligned blocks whose length is a power of two; an offset is in one block of each length.
-    """
-
-    __slots__ = ("_blocks", "_levels", "_ranks")
+    __slots__ = ("_ranges",)
 
     def __init__(self) -> None:
-        self._blocks: dict[int, list[_Rank]] = {}
-        self._levels = [0] * (_WHOLE + 1)
-        self._ranks: dict[int, tuple[_Rank, int, int]] = {}
+        self._ranges: dict[int, tuple[_Rank, int, int]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._ranks)
+        return bool(self._ranges)
 
     def first(self) -> int:
         """The lowest offset that one of the ranges holds."""
-        return min((start for _, start, _ in self._ranks.values()), default=NONE)
+        return min((start for _, start, _ in self._ranges.values()), default=NONE)
 
     def above(self, offset: int) -> int:
         """The first start of a range after the offset."""
-        return min((start for _, start, _ in self._ranks.values() if start > offset), default=NONE)
+        return min((start for _, start, _ in self._ranges.values() if start > offset), default=NONE)
 
     def last(self) -> int:
         """The highest offset that one of the ranges holds."""
-        return max((end for _, _, end in self._ranks.values()), default=NONE)
+        return max((end for _, _, end in self._ranges.values()), default=NONE)
 
     def add(self, rank: _Rank, start: int, end: int) -> None:
-        """Enter a range of at least one offset. The last number of a rank is its stretch."""
-        self._ranks[rank[-1]] = rank, start, end
-        for block, level in _cut(start, end):
-            insort(self._blocks.setdefault(block, []), rank)
-            self._levels[level] += 1
+        """Enter a range of at least one offset, or give it another rank. The last number of a rank is its stretch."""
+        self._ranges[rank[-1]] = rank, start, end
 
     def discard(self, stretch: int) -> None:
         """Take the stretch out, if it is there."""
-        known = self._ranks.pop(stretch, None)
-        if known is None:
-            return
-        rank, start, end = known
-        for block, level in _cut(start, end):
-            ranks = self._blocks[block]
-            del ranks[bisect_left(ranks, rank)]
-            self._levels[level] -= 1
-            if not ranks:
-                del self._blocks[block]
+        self._ranges.pop(stretch, None)
 
     def find(self, offset: int) -> int:
         """The stretch highest in rank that holds the offset."""
-        best: _Rank | None = None
-        for level, used in enumerate(self._levels):
-            ranks = self._blocks.get(offset >> level << _LEVEL_BITS | level) if used else None
-            if ranks is not None and (best is None or ranks[-1] > best):
-                best = ranks[-1]
+        holding = (rank for rank, start, end in self._ranges.values() if start <= offset <= end)
+        best = max(holding, default=None)
         return NONE if best is None else best[-1]
-
-
-def _cut(start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The blocks that make up a range, each with its level."""
-    stop = end + 1
-    while start < stop:
-        largest = (stop - start).bit_length() - 1
-        level = min(largest, (start & -start).bit_length() - 1) if start else largest
-        yield start >> level << _LEVEL_BITS | level, level
-        start += 1 << level
 
 
 class TermIndex:
@@ -272,9 +238,8 @@ class TermIndex:
         self._overlap(stretch)
 
     def _overlap(self, stretch: int) -> None:
-        """Enter the stretch in the interval index, where superseded ones rank last."""
+        """Enter the stretch among those that overlap, where superseded ones rank last."""
         columns = self._columns
-        self._overlaps.discard(stretch)
         start, end = columns.start_of(stretch), columns.end_of(stretch)
         segment = columns.id_of(columns.row_of[stretch])
         self._overlaps.add((columns.answers[stretch], start, -end, segment, stretch), start, end)
