@@ -67,9 +67,10 @@ def verify(
     with log_at(log) as source:
         require(source, "verified", *READING)
         job = _Job(source, pool or ThreadPool(), on_progress, quick)
-        if job.check_structure():
-            job.check_cold_tier()
-            job.check_records(since, upto)
+        if not job.check_structure():
+            return job.found
+        job.check_cold_tier()
+        job.check_records(since, upto)
         job.check_tables(tables)
         job.check_stores(stores)
         return job.found
