@@ -147,7 +147,7 @@ def test_the_error_can_be_caught_as_not_a_log_and_as_invalid_input(made: Path) -
 def test_opening_a_primary_on_a_write_ahead_log_advises_to_take_it_over(made: Path) -> None:
     with pytest.raises(InvalidInput, match=r"'strandline node run FOLDER --take-over .*/wal/it'"):
         Primary.open(made / "wal/it")
-    with pytest.raises(InvalidInput, match=r"'strandline wal migrate .*/it', and let a node"):
+    with pytest.raises(InvalidInput, match=r"'strandline wal migrate .*/it\.logical\.wal', and let a node"):
         Primary.open(made / "spool_beside/it")
 
 

@@ -78,6 +78,19 @@ class Contents:
         """All kinds of content."""
         return frozenset(self.found)
 
+    @property
+    def bare(self) -> str:
+        """The path without a slash at its end."""
+        return self.path.rstrip("/") or self.path
+
+    @property
+    def spool(self) -> str | None:
+        """The spool that the path is, or that a folder of this name would be moved from; None for another path."""
+        names = self.found.get(FolderKind.SPOOL)
+        if names is None:
+            return None
+        return self.bare if not names else self.bare + SPOOL_SUFFIX if names[0].startswith("../") else None
+
     def is_free(self) -> bool:
         """Whether something new may be created here: the path is absent, or an empty folder."""
         return self.kinds <= {FolderKind.ABSENT, FolderKind.EMPTY}
@@ -186,36 +199,64 @@ def _is_folder(path: str, *, disk: Disk) -> bool:
 
 
 OPENED_WITH: Final = {
-    FolderKind.WAL: OPEN_WAL,
-    FolderKind.OBJECT_LOG: OPEN_OBJECT_LOG,
-    FolderKind.QUEUE_V1: "open it in the format queue-v1, or look at it with 'strandline lag --format queue-v1'",
-    FolderKind.TOPIC: "open it as a topic",
-    FolderKind.NODE: "run it as a Primary or a Replica, or with 'strandline node run'",
-    FolderKind.APPEND_LOG_STORE: "a program opens it, as its AppendLogStore",
-    FolderKind.ROCKSDB_STORE: "a program opens it, as its RocksStore",
-    FolderKind.SNAPSHOT: "a program imports it into a store",
-    FolderKind.DELTA_TABLE: "follow into it, with a DeltaSink or 'strandline follow'",
-    FolderKind.SPOOL: "open it with migrate, or use 'strandline wal migrate'",
+    FolderKind.WAL: OPEN_WAL + ", or look at it with 'strandline wal inspect {path}' and 'strandline verify {path}'",
+    FolderKind.OBJECT_LOG: OPEN_OBJECT_LOG + ", or with 'strandline tail {path}'; 'strandline verify {path}' checks it",
+    FolderKind.QUEUE_V1: (
+        "open it in the format queue-v1, look at it with 'strandline lag {path} --format queue-v1', or copy it into a "
+        "log with 'strandline upgrade {path} TARGET_URL'"
+    ),
+    FolderKind.TOPIC: "open it as a topic, or one of its partitions, which are the logs in the folders below it",
+    FolderKind.NODE: (
+        "run it as a Primary or a Replica, or with 'strandline node run {path} --name NAME'; 'strandline verify' "
+        "checks its copy of the log, in the last data folder in it"
+    ),
+    FolderKind.APPEND_LOG_STORE: "a program opens it, with strandline.followers.AppendLogStore",
+    FolderKind.ROCKSDB_STORE: "a program opens it, with strandline.followers.RocksStore",
+    FolderKind.SNAPSHOT: "a program imports it into a store, with import_from of the store which exported it",
+    FolderKind.DELTA_TABLE: (
+        "follow into it, with a DeltaSink or 'strandline follow', or look at it with 'strandline table describe {path}'"
+    ),
+    FolderKind.SPOOL: (
+        "open it with migrate, or look at it with 'strandline wal inspect {spool}', and move it into a folder with "
+        "'strandline wal migrate {spool}'"
+    ),
     FolderKind.FILE: "name a folder",
 }
 """What to do with each kind where another was expected."""
+TAKEN_OVER: Final = {
+    (FolderKind.NODE, FolderKind.WAL): (
+        "give the node a folder of its own, and let it take this log over ('strandline node run FOLDER --take-over "
+        "{path}')"
+    ),
+    (FolderKind.NODE, FolderKind.SPOOL): (
+        "move it into a write-ahead log, with 'strandline wal migrate {spool}', and let a node with a folder of its "
+        "own take that over ('strandline node run FOLDER --take-over {moved}')"
+    ),
+}
+"""How one kind becomes another."""
+
+
+def advice_on(there: Contents, found: FolderKind, wanted: FolderKind) -> str:
+    """What to do about a kind that was found instead of a wanted one."""
+    spool = there.spool or f"{there.bare}/{next(iter(there.found.get(FolderKind.SPOOL, ())), f'NAME{SPOOL_SUFFIX}')}"
+    text = TAKEN_OVER.get((wanted, found), OPENED_WITH[found])
+    return text.format(path=there.bare, spool=spool, moved=spool.removesuffix(SPOOL_SUFFIX))
 
 
 def refuse_others(
     there: Contents,
     *needs: FolderKind,
-    instead: Mapping[FolderKind, str] | None = None,
     nothing: str = "check the path.",
 ) -> None:
     """Raise ``NotALog`` unless the path has exactly one kind of content, and it is one of the needed ones.
 
-    ``WrongKind`` if it is another kind of this package, or several.
-    ``instead`` says what to do with each other kind, ``nothing`` what to do with an absent or empty path.
+    ``WrongKind`` if it is another kind of this package, or several. ``nothing`` says what to do with an absent or empty
+    path.
     """
     if len(there.kinds) == 1 and there.kinds <= set(needs):
         return
     needed = " or ".join(kind.partition(" ")[2] for kind in needs)
-    path = there.path.rstrip("/") or there.path
+    path = there.bare
     if len(there.kinds) > 1:
         raise WrongKind(
             f"{path} holds several things: {there}. Nothing was changed: move all but one of them, each with all its "
@@ -225,24 +266,11 @@ def refuse_others(
     if kind in (FolderKind.ABSENT, FolderKind.EMPTY, FolderKind.OTHER):
         what = "there is no such folder" if kind is FolderKind.ABSENT else f"it is {kind}"
         raise NotALog(f"There is no {needed} in {path} ({what}): {nothing}")
-    use = f"{OPENED_WITH.get(kind, 'check the path')}." if instead is None else instead.get(kind, "check the path.")
-    raise WrongKind(f"{path} is {there}, and no {needed}: {use}")
+    raise WrongKind(f"{path} is {there}, and no {needed}: {advice_on(there, kind, needs[0])}.")
 
 
 _STRANGERS: Final = frozenset({FolderKind.ABSENT, FolderKind.EMPTY, FolderKind.OTHER})
 """Kinds that may be there: unknown files do not matter."""
-
-_TAKE_OVER: Final = (
-    "give the node a folder of its own, and let it take this log over ('strandline node run FOLDER --take-over {path}')"
-)
-TAKEN_OVER: Final = {
-    (FolderKind.NODE, FolderKind.WAL): _TAKE_OVER,
-    (FolderKind.NODE, FolderKind.SPOOL): (
-        "move it into a write-ahead log, with 'strandline wal migrate {path}', and let a node with a folder of its own "
-        "take that over (--take-over {path})"
-    ),
-}
-"""How one kind becomes another."""
 
 TABLE_SIGNS: Final = ("_delta_log/_last_checkpoint", "_delta_log/00000000000000000000.json")
 """Object names of which each Delta table has one: a table without its first commit has had a checkpoint."""
@@ -349,8 +377,7 @@ def _other(there: Contents, kind: FolderKind, *, beside: Collection[FolderKind] 
     others = [found for found in there.found if found not in _STRANGERS and found not in beside]
     if not others or kind in others:
         return None
-    path = there.path.rstrip("/") or there.path
-    return path, str(there), TAKEN_OVER.get((kind, others[0]), OPENED_WITH[others[0]]).format(path=path)
+    return there.bare, str(there), advice_on(there, others[0], kind)
 
 
 def _bare(kind: FolderKind) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 
 from strandline.cli.doctor.lines import CheckStatus, Line, ok, problem, warning
 from strandline.cli.shared import output as show
-from strandline.cli.shared.targets import contents_at, folder_at, is_free, need
+from strandline.cli.shared.targets import contents_at, folder_at, is_free
 from strandline.errors import (
     AlreadyExists,
     Conflict,
@@ -23,7 +23,7 @@ from strandline.errors import (
     TransientStorageError,
     WrongKind,
 )
-from strandline.log.folders import FolderKind
+from strandline.log.folders import FolderKind, refuse_others
 from strandline.log.object import open_log
 from strandline.model.head import Head
 from strandline.model.retention import FOREVER, SlotState
@@ -260,7 +260,7 @@ def other_line(url: str) -> Line | None:
     if is_free(there) or there.kinds == {FolderKind.OBJECT_LOG}:
         return None
     try:
-        need(there, FolderKind.OBJECT_LOG)
+        refuse_others(there, FolderKind.OBJECT_LOG)
     except NotALog as error:
         return problem("place", str(error))
     return None

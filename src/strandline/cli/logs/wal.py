@@ -12,14 +12,14 @@ from strandline.cli.logs.wal_inspection import print_folder, print_frames, show_
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import guarded
 from strandline.cli.shared.groups import group
-from strandline.cli.shared.targets import contents_at, need, spool_at
+from strandline.cli.shared.targets import contents_at
 from strandline.compat.spool.export import export_spool
 from strandline.compat.spool.format import SPOOL
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.compat.spool.migrate import migrate_spool
 from strandline.compat.spool.renumbering import OLD_LSN, Renumbering
 from strandline.errors import AlreadyExists, InvalidInput
-from strandline.log.folders import Contents, FolderKind
+from strandline.log.folders import Contents, FolderKind, refuse_others
 from strandline.log.wal.inspect import frames, inspect_wal
 from strandline.log.wal.names import data_name, index_name
 from strandline.log.wal.read.reading import WalReader
@@ -54,10 +54,10 @@ def inspect(
     Example: strandline wal inspect /var/lib/orders
     """
     there = contents_at(folder)
-    if (spool := spool_at(there)) is not None:
+    if (spool := there.spool) is not None:
         show_spool(spool, list_frames=list_frames)
         return
-    need(there, FolderKind.WAL)
+    refuse_others(there, FolderKind.WAL)
     found = inspect_wal(folder)
     if show.for_programs():
         show.document(asdict(found))
@@ -76,7 +76,7 @@ def inspect(
 
 def need_wal(folder: str) -> None:
     """Refuse a path that is not a write-ahead log."""
-    need(contents_at(folder), FolderKind.WAL)
+    refuse_others(contents_at(folder), FolderKind.WAL)
 
 
 @wal.command()
@@ -212,9 +212,9 @@ def migrate(
     Example: strandline wal migrate /var/lib/orders.logical.wal
     """
     there = contents_at(path)
-    spool = spool_at(there)
+    spool = there.spool
     if spool is None or not spool.endswith(SPOOL):
-        need(there, FolderKind.SPOOL, nothing=f"a spool is called NAME{SPOOL}; check the path.")
+        refuse_others(there, FolderKind.SPOOL, nothing=f"a spool is called NAME{SPOOL}; check the path.")
         raise InvalidInput(f"{spool or path} is not called NAME{SPOOL}: name the spool itself, by a name like that.")
     folder = spool.removesuffix(SPOOL)
     refuse_taken(contents_at(folder))

@@ -18,10 +18,10 @@ from strandline.cli.node.node_state import fields, lines, rendered, replica_slot
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import client_security, connection_errors
 from strandline.cli.shared.common import Yes, confirm, connecting, guarded
-from strandline.cli.shared.targets import contents_at, need
+from strandline.cli.shared.targets import contents_at
 from strandline.errors import Fenced, InvalidInput, NotReady
 from strandline.formats.node.state import decode_node
-from strandline.log.folders import FolderKind
+from strandline.log.folders import FolderKind, refuse_others
 from strandline.log.wal.log import WalLog
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.messages import Topology
@@ -219,7 +219,7 @@ def reset_term(
 
     Example: strandline node reset-term /var/lib/b
     """
-    need(contents_at(folder), FolderKind.NODE)
+    refuse_others(contents_at(folder), FolderKind.NODE)
     state = decode_node(DISK.read(f"{folder}/{STATE}"), f"{folder}/{STATE}")
     with NodeFolder.open(folder, state.name) as node_folder:
         before = node_folder.state

@@ -22,9 +22,9 @@ from strandline.cli.shared.common import (
 )
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import Metrics, MetricsOpen, listening_place, monitored
-from strandline.cli.shared.targets import contents_at, is_free, meant, spool_at
+from strandline.cli.shared.targets import contents_at, is_free
 from strandline.errors import InvalidInput, StorageError
-from strandline.log.folders import Contents, FolderKind, refuse_others
+from strandline.log.folders import FolderKind, refuse_others
 from strandline.model.retention import SlotLimits, default_limits, parse_retention
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, parse_identities
 from strandline.node.lead.policies import FlowLimits
@@ -56,18 +56,6 @@ def other_nodes(given: Sequence[str]) -> dict[str, str]:
             raise InvalidInput(f"--node names {name!r} twice.")
         nodes[name] = url
     return nodes
-
-
-def _taken_over(there: Contents) -> dict[FolderKind, str]:
-    """What to do about other content in a node's folder: a node in a folder of its own takes a log over."""
-    path = there.path.rstrip("/") or there.path
-    run_it = "'strandline node run FOLDER --take-over {}' in a folder of the node's own"
-    spool = spool_at(there) or f"{path}.logical.wal"
-    return meant(there) | {
-        FolderKind.WAL: f"a node leads with a copy of it by {run_it.format(path)}.",
-        FolderKind.SPOOL: f"move it into a write-ahead log with 'strandline wal migrate {spool}'; a node leads with a "
-        f"copy of that by {run_it.format(spool.removesuffix('.logical.wal'))}.",
-    }
 
 
 def _limits(retention: str, lag_bytes: int | None, idle_seconds: int | None) -> SlotLimits:
@@ -198,7 +186,7 @@ def run(
     """
     there = contents_at(folder)
     if not is_free(there):
-        refuse_others(there, FolderKind.NODE, instead=_taken_over(there))
+        refuse_others(there, FolderKind.NODE)
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
     shown = cert if client_ca is not None else None
     known = parse_identities(identity or [])

@@ -16,10 +16,10 @@ import typer
 import strandline as sl
 from strandline.cli.shared.common import connecting
 from strandline.cli.shared.shared_options import OF_NODES, shared
-from strandline.cli.shared.targets import contents_at, is_free, need, need_object_log
+from strandline.cli.shared.targets import contents_at, is_free, need_object_log
 from strandline.compat.v1.log import QueueFormat, QueueLog, open_format
 from strandline.errors import InvalidInput, NotALog, NotFound, NotReady, TransientStorageError, Unsupported, WrongKind
-from strandline.log.folders import FolderKind
+from strandline.log.folders import FolderKind, refuse_others
 from strandline.model.addresses import ParsedAddress, refuse_credentials
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
@@ -65,7 +65,7 @@ class LogPlace:
         if not place.is_wal and FolderKind.WAL not in there.kinds:
             return None
         if not is_free(there):
-            need(there, FolderKind.WAL)
+            refuse_others(there, FolderKind.WAL)
         return there.path
 
     def open(
@@ -161,19 +161,19 @@ def open_shared(url: str, form: QueueFormat) -> QueueLog:
     """The queue of version 1 at an address; one without a manifest is refused: the path may be mistyped."""
     folder = ParsedAddress.of(url).folder
 
-    def refuse_others() -> None:
+    def refuse_another_kind() -> None:
         if folder is not None and not is_free(there := contents_at(str(Path(folder).absolute()))):
-            need(there, FolderKind.QUEUE_V1)  # with command advice
+            refuse_others(there, FolderKind.QUEUE_V1)
 
     try:
         queue = open_format(url, form)
     except WrongKind:
-        refuse_others()
+        refuse_another_kind()
         raise
     try:
         queue.store.get(form.manifest)
     except NotFound as error:
-        refuse_others()
+        refuse_another_kind()
         raise NotALog(
             f"There is no queue manifest at {queue.url}/{form.manifest}: check the address and --manifest, or nothing "
             "was ever listed there."

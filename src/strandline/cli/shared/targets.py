@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 from strandline.errors import NotALog
 from strandline.log.folders import Contents, FolderKind, contents, refuse_others
 from strandline.model.addresses import ParsedAddress
 from strandline.storage.disk import DISK
-
-_SUFFIX: Final = ".logical.wal"
-_PROGRAM: Final = "no command is for it; a program opens it with strandline.followers.{}."
 
 
 def folder_at(url: str) -> Path | None:
@@ -24,43 +20,6 @@ def folder_at(url: str) -> Path | None:
 def contents_at(path: str) -> Contents:
     """Look at a path: which kinds of content it has."""
     return contents(path, disk=DISK)
-
-
-def meant(there: Contents) -> dict[FolderKind, str]:
-    """For each kind of content, the sentence that names its commands."""
-    path = there.path.rstrip("/") or there.path
-    data = next((name for name in reversed(there.found.get(FolderKind.NODE, ())) if name.startswith("data-")), None)
-    copy = "" if data is None else f"; its copy of the log is in {path}/{data}, which 'strandline verify' checks"
-    spool = spool_at(there) or f"{path}/{next(iter(there.found.get(FolderKind.SPOOL, ())), 'NAME' + _SUFFIX)}"
-    return {
-        FolderKind.WAL: f"look at it with 'strandline wal inspect {path}', and check it with 'strandline verify "
-        f"{path}'.",
-        FolderKind.OBJECT_LOG: f"read it with 'strandline tail {path}', and check it with 'strandline verify {path}'.",
-        FolderKind.QUEUE_V1: f"look at it with 'strandline lag {path} --format queue-v1', or copy it into a log with "
-        f"'strandline upgrade {path} TARGET_URL'.",
-        FolderKind.TOPIC: "its partitions are logs in the folders below it: name one of those.",
-        FolderKind.NODE: f"run it with 'strandline node run {path} --name NAME'{copy}.",
-        FolderKind.APPEND_LOG_STORE: _PROGRAM.format("AppendLogStore"),
-        FolderKind.ROCKSDB_STORE: _PROGRAM.format("RocksStore"),
-        FolderKind.SNAPSHOT: _PROGRAM.format("AppendLogStore.import_from, or with that of the store which exported it"),
-        FolderKind.DELTA_TABLE: f"look at it with 'strandline table describe {path}'.",
-        FolderKind.SPOOL: f"look at it with 'strandline wal inspect {spool}', and move it into a folder with "
-        f"'strandline wal migrate {spool}'.",
-    }
-
-
-def spool_at(there: Contents) -> str | None:
-    """The spool of a path: by its own name, or by that of the folder that it would be moved to."""
-    names = there.found.get(FolderKind.SPOOL)
-    if names is None:
-        return None
-    path = there.path.rstrip("/")
-    return path if not names else path + _SUFFIX if names[0].startswith("../") else None
-
-
-def need(there: Contents, *kinds: FolderKind, nothing: str = "check the path.") -> None:
-    """Refuse a path whose content is not exactly one of these kinds."""
-    refuse_others(there, *kinds, instead=meant(there), nothing=nothing)
 
 
 def need_object_log(url: str, *, create: bool = False, hint: str = "check the address") -> None:
@@ -77,7 +36,7 @@ def need_object_log(url: str, *, create: bool = False, hint: str = "check the ad
         found.pop(FolderKind.QUEUE_V1, None)
         there = Contents(there.path, found or {FolderKind.EMPTY: ()})
     if not is_free(there):
-        need(there, FolderKind.OBJECT_LOG)
+        refuse_others(there, FolderKind.OBJECT_LOG)
     # A lone log.json may be too damaged to identify: opening it reports that.
     elif not create and "log.json" not in there.found.get(FolderKind.OTHER, ()):
         why = "there is no such folder" if FolderKind.ABSENT in there.kinds else f"it is {there}"
