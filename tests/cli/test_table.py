@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import strandline as sl
 from strandline.cli.app import app
+from strandline.log.wal.log import WalLog
 
 SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}, "city": {"type": "string"}}}
 
@@ -45,6 +46,16 @@ def test_a_table_is_described_with_its_cursor(place):
     assert "applied up to offset 20; 0 records behind" in text
     fields = json.loads(call("describe", *common(place), "--json"))
     assert (fields["rows"], fields["records_behind"]) == (20, 0)
+
+
+def test_a_table_is_compared_with_a_write_ahead_log_beside_the_process_that_writes_it(place):
+    with WalLog.open(place / "wal") as log, log.producer() as producer:
+        producer.append(key=b"k", value=b'{"id": 1, "city": "Oslo"}').result(60)
+        value = sl.values.Json(json.dumps(SCHEMA))
+        sl.follow(log, sl.DeltaSink(str(place / "copy"), mode="append", value=value), upto="end")
+        for address in (f"wal://{place}/wal", f"{place}/wal"):
+            compared = call("verify", str(place / "copy"), address, "--schema", str(place / "schema.json"))
+            assert "1 row, up to offset 1: each is as the log says" in compared
 
 
 def test_a_difference_is_shown_and_ends_with_status_1_and_a_rebuild_mends_it(place):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 import strandline as sl
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import confirm, guarded, on_interruption
+from strandline.cli.shared.any_log import LogPlace, refuse_access
+from strandline.cli.shared.common import Yes, confirm, connecting, guarded, on_interruption
 from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.groups import group
 from strandline.cli.shared.pools import Workers, is_on_spark, spark_session, task_pool
@@ -41,15 +42,16 @@ Letters = Annotated[
         "--dead-letters", metavar="TABLE", help="The address of its dead-letter table; a SQL database knows it."
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def _log(url: str) -> Log:
-    return sl.open(url)
+def _log(url: str, *, slot: str | None = None) -> Log:
+    """The log, beside the process that writes it; opened for changes only for a slot."""
+    refuse_access(url)
+    return cast("Log", LogPlace(url).open(writes=slot is not None))
 
 
 @table.command()
-@guarded
+@connecting
 def describe(
     url: TableUrl,
     log: Annotated[str | None, typer.Argument(metavar="LOG", help="Its log: shows the cursor, too.")] = None,
@@ -96,7 +98,7 @@ def describe(
 
 
 @table.command()
-@guarded
+@connecting
 def verify(
     url: TableUrl,
     log: LogUrl,
@@ -139,7 +141,7 @@ def verify(
 
 
 @table.command()
-@guarded
+@connecting
 def rebuild(
     url: TableUrl,
     log: LogUrl,
@@ -185,7 +187,7 @@ def rebuild(
 
     Example: strandline table rebuild ./tables/orders ./orders --from 2026-01-15T00:00Z
     """
-    opened = _log(log)
+    opened = _log(log, slot=slot)
     letters: str | bool | None = dead_letters
     if is_in_database(into or url):
         letters = None if dead_letters is None else True
@@ -208,7 +210,7 @@ def rebuild(
 
 
 @table.command()
-@guarded
+@connecting
 def repair(
     url: TableUrl,
     log: LogUrl,
@@ -274,7 +276,7 @@ def move(
 
 
 @table.command()
-@guarded
+@connecting
 def replay(
     url: TableUrl,
     log: LogUrl,
@@ -313,7 +315,7 @@ def replay(
 
 
 @table.command()
-@guarded
+@connecting
 def letters(
     url: TableUrl,
     log: LogUrl,
