@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, final, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
@@ -48,6 +48,28 @@ class Handle(Protocol):
 
     def __await__(self) -> Generator[object, None, Receipt]:
         """Await the result, as :meth:`result` blocks for it."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The handle of an append whose outcome is known already."""
+
+    receipt: Receipt
+    repeated: bool = False
+    """Whether the log had an append of this writer and number before, so that this one added nothing."""
+
+    def done(self) -> bool:
+        """True."""
+        return True
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """The receipt."""
+        return self.receipt
+
+    def __await__(self) -> Generator[object, None, Receipt]:
+        yield from ()
+        return self.receipt
 
 
 @runtime_checkable

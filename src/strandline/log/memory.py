@@ -13,16 +13,14 @@ import pyarrow as pa
 
 from strandline.errors import CursorExpired
 from strandline.formats.json.value_versions import ValueVersion
-from strandline.log.contract import Handle, Receipt
-from strandline.log.object.head.edits import BatchListing, apply_spills, list_batches, plan_spills
+from strandline.log.contract import Handle, Settled
+from strandline.log.object.head.edits import BatchListing, apply_spills, list_batches, plan_spills, receipt_of
 from strandline.log.object.head.head_log import HeadLog
 from strandline.log.object.head.index import entries_from
 from strandline.log.produce.appending import Produces, Shipping, shipping_by
-from strandline.log.produce.handles import settled
 from strandline.log.read.planning import clipped, known_columns
 from strandline.log.slots import rules
 from strandline.log.slots.table import SlotTable
-from strandline.log.writers.source import remembered
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
 from strandline.model.head import ChunkRef, Entry, Head, WriterId
@@ -133,15 +131,7 @@ class MemoryLog(HeadLog[MemorySpan], Produces, Closing):
                 self.chunks.update({spill.reference: spill.items for spill in spills})
                 self._head = apply_spills(listed, spills)
                 self._changed.notify_all()
-            known, upto = remembered(writer, number)
-            last = self._head.writers[known]
-        repeated = listed is head
-        if last.number == upto:
-            return settled(Receipt(last.first, last.count), repeated=repeated)
-        places = {
-            entry.number: Receipt(entry.first, entry.count) for entry in self._head.tail if entry.writer == writer
-        }
-        return settled(places.get(number, Receipt(None, count)), repeated=repeated)
+            return Settled(receipt_of(self._head, writer, number, count), repeated=listed is head)
 
     def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
         return shipping_by(self.append, writer, self.last_number, clock=self._clock, chance=self._chance)

@@ -16,11 +16,10 @@ from strandline.compat.v1.slots import QueueSlots
 from strandline.compat.v1.trimming import GRACE, QueueTrimmer, QueueTrimResult
 from strandline.errors import InvalidInput
 from strandline.formats.arrow.block import Compression
-from strandline.log.contract import Handle, LogReading
+from strandline.log.contract import Handle, LogReading, Settled
 from strandline.log.folders import FolderKind, check_missing
 from strandline.log.lacking import OptionalCalls
 from strandline.log.produce.appending import Produces, Shipping
-from strandline.log.produce.handles import settled
 from strandline.log.produce.limits import Limits
 from strandline.log.read.planning import check_fingerprint
 from strandline.log.read.reading import HeadPoller
@@ -231,7 +230,7 @@ class QueueLog(OptionalCalls, Produces, LogReading, Closing):
         draft = shipper.new_draft()
         draft.add(conform(batch, now=now))
         draft.attach(MetadataRanges((0,), (now - now % shipper.tick,), (b"",)))
-        return settled(shipper.ship(draft, number=number, expect=expect))
+        return Settled(shipper.ship(draft, number=number, expect=expect))
 
     def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
         if writer is not None:

@@ -23,7 +23,7 @@ from strandline.formats.json.value_versions import ValueVersion
 from strandline.formats.object.batch import decode_batch
 from strandline.formats.object.head import HeadCodec
 from strandline.formats.object.identity import IdentityCodec, LogIdentity, decode_identity, encode_identity
-from strandline.log.contract import Handle
+from strandline.log.contract import Handle, Settled
 from strandline.log.folders import FolderKind, check_missing, check_new, check_new_in_store
 from strandline.log.object.head.head_log import HeadLog
 from strandline.log.object.head.index import StoredChunks
@@ -31,7 +31,6 @@ from strandline.log.object.maintain.trimmer import GRACE, Trimmer, TrimResult
 from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
 from strandline.log.object.upload import Lister, ObjectShipper
 from strandline.log.produce.appending import Produces, Shipping
-from strandline.log.produce.handles import settled
 from strandline.log.produce.limits import Limits
 from strandline.log.read.planning import clipped, known_columns
 from strandline.log.read.reading import HeadPoller
@@ -280,7 +279,7 @@ class ObjectLog(HeadLog[ObjectSpan], Produces, Closing):
         shipper = ObjectShipper(self._lister, writer=writer, born=born, compression=codec)
         draft = shipper.new_draft()
         draft.add(batches)
-        return settled(shipper.ship(draft, number=number, expect=expect))
+        return Settled(shipper.ship(draft, number=number, expect=expect))
 
     def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
         head = self.head()

@@ -27,10 +27,10 @@ from strandline.log.object.head.edits import (
     list_batches,
     list_group,
     plan_spills,
+    receipt_of,
 )
 from strandline.log.object.head.index import chunk_path
 from strandline.log.produce.shipper import D, Draft, L, Sealed, Shipper
-from strandline.log.writers.source import remembered
 from strandline.model.head import Head, MetadataRanges, WriterId
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
@@ -318,7 +318,9 @@ class ObjectShipper(StoreShipper[ObjectDraft, BatchListing]):
         return stored
 
     def _enlist(self, batches: Sequence[Sealed[BatchListing]]) -> list[Receipt]:
-        return self._receipts(self._list([batch.listing for batch in batches]), batches)
+        listings = [batch.listing for batch in batches]
+        head = self._list(listings)
+        return [receipt_of(head, self.writer, listing.number, listing.count) for listing in listings]
 
     def _uploaded_again(self, batches: Sequence[Sealed[BatchListing]]) -> list[Sealed[BatchListing]]:
         self.lister.cell.read()
@@ -356,14 +358,3 @@ class ObjectShipper(StoreShipper[ObjectDraft, BatchListing]):
                     f"Number {listing.number} of writer {self.writer} was listed by another process: another producer "
                     "uses this writer id. Nothing was appended. Open a producer with an id of its own."
                 )
-
-    def _receipts(self, head: Head, batches: Sequence[Sealed[BatchListing]]) -> list[Receipt]:
-        writer = self.writer
-        places = {entry.number: Receipt(entry.first, entry.count) for entry in head.tail if entry.writer == writer}
-        for number in {batch.listing.number for batch in batches}:
-            known, last_number = remembered(writer, number)
-            last = head.writers.get(known)
-            if last is not None and last.number == last_number:
-                places[number] = Receipt(last.first, last.count)
-        # The listed batch counts, not the content of a repeated append.
-        return [places.get(batch.listing.number, Receipt(None, batch.listing.count)) for batch in batches]

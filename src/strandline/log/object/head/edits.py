@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from strandline.errors import AlreadyExists, ExpectationFailed, InvalidInput, NotFound, StrandlineError
+from strandline.log.contract import Receipt
 from strandline.log.object.head.index import references_of
 from strandline.log.slots.rules import check_position
 from strandline.log.writers.numbered import check_number, forget_silent
@@ -94,6 +95,17 @@ class Group:
     """The position before them."""
     listings: Sequence[BatchListing]
     expect: int | None = None
+
+
+def receipt_of(head: Head, writer: WriterId, number: int, count: int) -> Receipt:
+    """The receipt of an append that is listed. The listed batch counts, not the content of a repeated append."""
+    known, last_number = remembered(writer, number)
+    last = head.writers.get(known)
+    if last is not None and last.number == last_number:
+        return Receipt(last.first, last.count)
+    found = (entry for entry in reversed(head.tail) if entry.number == number and entry.writer == writer)
+    entry = next(found, None)
+    return Receipt(None, count) if entry is None else Receipt(entry.first, entry.count)
 
 
 def list_group(head: Head, group: Group, now: int) -> Head:

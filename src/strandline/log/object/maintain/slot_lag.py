@@ -36,19 +36,15 @@ class HeadListing:
         return None if entry is None else entry.listed
 
     def policy_start(self, retention: Retention, consumed: int | None) -> int:
-        """The first offset that a policy retains."""
-        return policy_start(self.head, retention, consumed, self.chunks, self.now)
+        """The first offset that a policy retains; a batch that begins below may hold it."""
 
+        def listed_since(time: int) -> int | None:
+            entry = next(entries_listed_since(self.head, time, self.chunks), None)
+            return None if entry is None else entry.first
 
-def policy_start(head: Head, retention: Retention, consumed: int | None, chunks: Chunks, now: int) -> int:
-    """The first offset that a policy retains, given the consumers' floor; a batch that begins below may hold it."""
+        def newest(size: int) -> int:
+            return start_of_newest(self.head, size, self.chunks)
 
-    def listed_since(time: int) -> int | None:
-        entry = next(entries_listed_since(head, time, chunks), None)
-        return None if entry is None else entry.first
-
-    def newest(size: int) -> int:
-        return start_of_newest(head, size, chunks)
-
-    bounds = Bounds(head.floor, head.next_offset)
-    return retention_start(retention, bounds, consumed, written_since=listed_since, newest=newest, now=now)
+        return retention_start(
+            retention, self.bounds, consumed, written_since=listed_since, newest=newest, now=self.now
+        )

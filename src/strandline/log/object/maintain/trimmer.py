@@ -44,7 +44,7 @@ from strandline.log.object.head.index import (
     references_of,
 )
 from strandline.log.object.maintain.clocks import Clocks, compare_clocks
-from strandline.log.object.maintain.slot_lag import policy_start
+from strandline.log.object.maintain.slot_lag import HeadListing
 from strandline.log.object.slots import Members, SlotKeeper
 from strandline.log.object.staging import FOLDER as STAGED
 from strandline.log.object.staging import KEPT_SECONDS
@@ -162,7 +162,7 @@ class Trimmer:
     def _policy_start(self, head: Head, retention: Retention, consumed: int | None, clocks: Clocks) -> int:
         if isinstance(retention, MaxAge) and not clocks.may_expire:
             return head.floor
-        return policy_start(head, retention, consumed, self.slots.chunks, clocks.earliest())
+        return HeadListing(head, self.slots.chunks, clocks.earliest()).policy_start(retention, consumed)
 
     def _try_trim(self, head: Head, members: Members, upto: int, done: TrimResult, clocks: Clocks) -> bool:
         cut = plan_cut(head, upto)
