@@ -384,8 +384,9 @@ def test_a_large_batch_is_read_once_and_given_in_parts() -> None:
     assert log.plans == 1
 
 
-def test_a_busy_partition_does_not_starve_the_others() -> None:
-    topic = MemoryTopic(2)
+@pytest.mark.parametrize("make", [MemoryTopic, lambda count: LogTopic([MemoryLog() for _ in range(count)])])
+def test_a_busy_partition_does_not_starve_the_others(make: type[MemoryTopic]) -> None:
+    topic = make(2)
     subscription, _ = topic.subscribe([(0, 0), (1, 0)])
     topic.publish_all(0, [b"x"] * 20_000)
     topic.publish(1, b"y")
