@@ -176,13 +176,13 @@ class Receiver(Generic[T]):
             self._end(error)
 
     def _put(self, item: tuple[T, int] | None) -> bool:
-        """Keep the item of a message, once there is room for it; returns False if the stream was closed."""
+        """Keep the item of a message, once there is room for it or no other; returns False if the stream was closed."""
         with self._changed:
             if item is not None:
-                size = item[1]  # one item of any size always fits
-                self._changed.wait_for(lambda: self._closed or not self._held or self._held + size <= self._limit)
+                while self._held and self._held + item[1] > self._limit and not self._closed:
+                    self._changed.wait()
                 self._items.append(item)
-                self._held += size
+                self._held += item[1]
             self._last_message = self._clock.monotonic()
             self._wake()
             return not self._closed
@@ -204,9 +204,9 @@ class Receiver(Generic[T]):
         taken: list[T] = []
         size = 0
         with self._changed:
-            if not self._is_news:
-                silent = self._clock.monotonic() - self._last_message
-                self._changed.wait_for(lambda: self._is_news, max(0.0, min(timeout, self._silence - silent)))
+            left = min(timeout, self._last_message + self._silence - self._clock.monotonic())
+            if not self._is_news and left > 0:
+                self._changed.wait(left)
             if self._closed:
                 raise TransientStorageError(f"The stream of {self._url} was closed: open another one.")
             while self._items and (not taken or size + self._items[0][1] <= most):
