@@ -14,7 +14,7 @@ from typing import Annotated, Concatenate, ParamSpec
 import typer
 from rich.text import Text
 
-from strandline.cli.node.node_state import fields, lines, rendered, replica_slots
+from strandline.cli.node.node_state import fields, lines, rendered, replica_slots, slot_fields, what_it_pins
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import client_security, connection_errors
 from strandline.cli.shared.common import Yes, confirm, connecting, guarded
@@ -59,7 +59,7 @@ def topology(node: RemoteLog) -> None:
     seen, slots = node.topology(), replica_slots(node)
     found = fields(seen)
     for member in found["members"]:
-        member["slot"] = slots[member["name"]].fields() if member["name"] in slots else None
+        member["slot"] = slot_fields(slots[member["name"]]) if member["name"] in slots else None
     show.answer(found, lambda: rendered(seen, slots, now=time.time_ns() // 1000))
 
 
@@ -72,9 +72,9 @@ def status(node: RemoteLog) -> None:
     seen = node.status()
     slots = replica_slots(node) if seen.condition == "leading" else {}
     found = {**asdict(seen), "position": None if seen.position is None else str(seen.position)}
-    found["replica_slots"] = {name: slot.fields() for name, slot in slots.items()}
+    found["replica_slots"] = {name: slot_fields(slot) for name, slot in slots.items()}
     behind = [
-        f"  replica {name}, last heard of {show.seconds(slot.silent_seconds)} ago: {slot.sentence}"
+        f"  replica {name}, last heard of {show.seconds(slot.seconds_since_seen)} ago: {what_it_pins(slot)}"
         for name, slot in slots.items()
     ]
     show.answer(found, *lines(seen), *map(Text, behind))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
@@ -12,6 +12,7 @@ from rich.text import Text
 
 from strandline.cli.shared import output as show
 from strandline.errors import Fenced, InvalidInput, NotReady
+from strandline.log.slots.slot_lag import SlotLag
 from strandline.model.cursor import SECOND
 from strandline.model.node import LogMembers, Membership
 from strandline.node.flight.client.remote_log import RemoteLog
@@ -21,50 +22,36 @@ from strandline.node.messages import Member, NodeStatus, SlotKind, Topology
 _WELL: Final = ("leading", "following")
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaSlot:
-    """The slot of a replica on its primary: what it pins, and for how long the primary has not heard of the replica."""
-
-    position: int
-    records: int
-    bytes: int
-    seconds: float
-    silent_seconds: float
-    invalid: str | None
-
-    def fields(self) -> dict[str, Any]:
-        """The fields of ``--json``."""
-        return asdict(self)
-
-    @property
-    def sentence(self) -> str:
-        """What it pins."""
-        if self.invalid is not None:
-            return f"its slot is invalid ({self.invalid}) and pins nothing; it has to build its copy again"
-        if not self.records:
-            return "its slot pins nothing"
-        size = f"{show.size(self.bytes)}, up to {show.seconds(self.seconds)} old"
-        return f"its slot pins {show.counted(self.records, 'record')} ({size}) from offset {self.position:,} on"
-
-
-def replica_slots(node: RemoteLog) -> dict[str, ReplicaSlot]:
+def replica_slots(node: RemoteLog) -> dict[str, SlotLag]:
     """The slots of the replicas of a primary; none for a node of an earlier version, or one that does not lead."""
     try:
         found = node.slot_lags().slots
     except (InvalidInput, NotReady, Fenced):
         return {}
+    return {each.lag.state.name: each.lag for each in found if each.kind is SlotKind.REPLICA}
+
+
+def slot_fields(slot: SlotLag) -> dict[str, Any]:
+    """The slot of a replica as fields of ``--json``: what it pins, and how long the replica has been silent."""
     return {
-        each.lag.state.name: ReplicaSlot(
-            each.lag.state.position,
-            each.lag.records_behind,
-            each.lag.bytes_behind,
-            round(each.lag.seconds_behind, 3),
-            round(each.lag.seconds_since_seen, 3),
-            None if each.lag.state.invalid is None else str(each.lag.state.invalid.reason),
-        )
-        for each in found
-        if each.kind is SlotKind.REPLICA
+        "position": slot.state.position,
+        "records": slot.records_behind,
+        "bytes": slot.bytes_behind,
+        "seconds": round(slot.seconds_behind, 3),
+        "silent_seconds": round(slot.seconds_since_seen, 3),
+        "invalid": None if slot.state.invalid is None else str(slot.state.invalid.reason),
     }
+
+
+def what_it_pins(slot: SlotLag) -> str:
+    """What the slot of a replica pins, in a sentence."""
+    if slot.state.invalid is not None:
+        return f"its slot is invalid ({slot.state.invalid.reason}) and pins nothing; it has to build its copy again"
+    if not slot.records_behind:
+        return "its slot pins nothing"
+    size = f"{show.size(slot.bytes_behind)}, up to {show.seconds(slot.seconds_behind)} old"
+    pinned = show.counted(slot.records_behind, "record")
+    return f"its slot pins {pinned} ({size}) from offset {slot.state.position:,} on"
 
 
 def fields(seen: Topology) -> dict[str, Any]:
@@ -75,7 +62,7 @@ def fields(seen: Topology) -> dict[str, Any]:
     return found
 
 
-def rendered(seen: Topology, slots: Mapping[str, ReplicaSlot], *, now: int) -> RenderableType:
+def rendered(seen: Topology, slots: Mapping[str, SlotLag], *, now: int) -> RenderableType:
     """The text output; ``now`` is in microseconds."""
     head = Text.assemble(
         (seen.primary, "bold"), f" leads in term {seen.term}, which began at offset {seen.term_start:,}"
@@ -125,15 +112,15 @@ def member_lines(known: Membership) -> Iterator[Text]:
         yield Text(f"  {what}  {said}")
 
 
-def pins(seen: Topology, slots: Mapping[str, ReplicaSlot]) -> Iterator[str]:
+def pins(seen: Topology, slots: Mapping[str, SlotLag]) -> Iterator[str]:
     """What the slots of replicas pin: of those that are not up to date, and of those that are not registered."""
     known = {member.name: member for member in seen.members}
     for name, slot in slots.items():
         member = known.get(name)
         if member is None:
-            yield f"{name} is not registered: {slot.sentence}."
-        elif slot.invalid is not None or (slot.records and not member.healthy):
-            yield f"{name} was last heard of {show.seconds(slot.silent_seconds)} ago: {slot.sentence}."
+            yield f"{name} is not registered: {what_it_pins(slot)}."
+        elif slot.state.invalid is not None or (slot.records_behind and not member.healthy):
+            yield f"{name} was last heard of {show.seconds(slot.seconds_since_seen)} ago: {what_it_pins(slot)}."
 
 
 def note_on(member: Member, end: int) -> tuple[str, str]:
