@@ -229,17 +229,6 @@ class Replica(NodeHandle):
     (None, None)
     """
 
-    def __init__(
-        self,
-        folder: Address,
-        upstream: str | None = None,
-        *,
-        name: str = "replica",
-        **settings: Unpack[ReplicaSettings],
-    ) -> None:
-        """As :meth:`open`."""
-        super().__init__(started(folder, name=name, upstream=upstream, **settings))
-
     @classmethod
     def open(
         cls,
@@ -255,7 +244,7 @@ class Replica(NodeHandle):
         :class:`~strandline.node.config.NodeConfig`, as for :meth:`Primary.open`; ``policy``, ``retention`` and
         ``nodes`` apply once it is promoted.
         """
-        return cls(folder, upstream, name=name, **settings)
+        return cls(started(folder, name=name, upstream=upstream, **settings))
 
     def append(
         self, batch: RecordSource, *, writer: WriterId | None = None, number: int | None = None, **options: object
