@@ -180,7 +180,10 @@ class FlightUpstream(Closing):
                 except StopIteration:
                     return
                 batch = admit_batch(chunk.data, f"A piece of a snapshot of {url}")
-                yield from _chunks_in(batch, url)
+                if any(column.null_count for column in batch.columns):
+                    raise CorruptData(f"{url} sent a piece of a snapshot without bytes or checksum: ask again.")
+                for row in batch.to_pylist():
+                    yield SnapshotChunk(**row)
         finally:
             reader.cancel()
 
@@ -260,11 +263,3 @@ class _AckStream:
 
     def close(self) -> None:
         end_exchange(self._writer, self._reader)
-
-
-def _chunks_in(batch: pa.RecordBatch, url: str) -> Iterator[SnapshotChunk]:
-    if any(column.null_count for column in batch.columns):
-        raise CorruptData(f"{url} sent a piece of a snapshot without bytes or checksum: ask again.")
-    for row in range(batch.num_rows):
-        offset, data, checksum = (column[row].as_py() for column in batch.columns)
-        yield SnapshotChunk(offset, data, checksum)

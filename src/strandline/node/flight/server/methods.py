@@ -29,7 +29,7 @@ from strandline.node.flight.server.admission import Admission, AdmittedCall
 from strandline.node.flight.server.limits import MemoryBudget
 from strandline.node.flight.server.transport import CallCancelled, GrpcCall
 from strandline.node.flight.wire.append_stream import collect, read_command
-from strandline.node.flight.wire.errors import Code, refusal_of, stopping
+from strandline.node.flight.wire.errors import Code, refusal_of
 from strandline.node.flight.wire.protocol import (
     check_request,
     read_flight_data,
@@ -129,7 +129,7 @@ class FlightMethods:
 
     def _refuse_when_stopping(self) -> None:
         if self._stop.is_set():
-            raise stopping()
+            raise NotReady("The node is stopping: connect again, or ask another one.")
 
     # --- small calls -------------------------------------------------------------------------------------------
 

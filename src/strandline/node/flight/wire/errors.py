@@ -15,7 +15,6 @@ from strandline.errors import (
     CorruptData,
     Fenced,
     InvalidInput,
-    NotReady,
     StorageError,
     StrandlineError,
     TransientStorageError,
@@ -135,8 +134,3 @@ def refusal_of(error: Exception, what: str) -> Refusal:
         return leaving(InvalidInput(f"{what} failed, because Arrow cannot read the request: {first_line(error)}."))
     _LOGGER.error("%s failed", what, exc_info=error)
     return leaving(StorageError(f"{what} failed on the node ({type(error).__name__}): its log says more."))
-
-
-def stopping() -> NotReady:
-    """The error that ends streams while the node closes."""
-    return NotReady("The node is stopping: connect again, or ask another one.")
