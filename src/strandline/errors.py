@@ -39,7 +39,7 @@ class Unsupported(InvalidInput):
 
 
 class UnsupportedCall(Unsupported, AttributeError):
-    """This kind of log does not have the call. Also an ``AttributeError``, so that ``hasattr`` is false."""
+    """This kind of log has no value format. Also an ``AttributeError``, so that ``hasattr`` is false."""
 
 
 class MissingExtra(StrandlineError, ImportError):

@@ -9,8 +9,8 @@ from typing import Any, Final, TypeAlias, overload
 
 from strandline.compat.v1.log import NamedFormat, QueueLog, open_format
 from strandline.errors import InvalidInput, Unsupported
-from strandline.log.lacking import OPTIONAL_CALLS
 from strandline.log.object.log import ObjectLog, open_log
+from strandline.log.read.value_format import NO_FORMAT
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.addresses import NODE_SCHEMES, Address, ParsedAddress, refuse_credentials
@@ -125,7 +125,7 @@ def open_url(
     _only(scheme, _STORES, "an object log", retention=retention, limits=limits)
     if place is not None and place.is_node:
         if value is not None:
-            raise Unsupported(f"{address} is a node's log: {OPTIONAL_CALLS['value']}")
+            raise Unsupported(f"{address} is a node's log: {NO_FORMAT}")
         _only(scheme, (*_STORES, "wal"), "a log that this process creates", create=create or None, options=options)
         return RemoteLog(place.text, security=security, read_from=read_from, clock=clock)
     tiers: dict[str, Any] = {"options": options, "events_options": events_options, "clock": clock}

@@ -35,7 +35,7 @@ from strandline.log.object.slots import Hold, ObjectSlot
 from strandline.log.topic.logs import LogTopic
 from strandline.log.topic.memory import MemoryTopic, MemoryTopicSubscription
 from strandline.log.topic.subscription import LogTopicSubscription
-from strandline.model.arguments import LONGEST, shown
+from strandline.model.arguments import LONGEST, kind_of, shown
 from strandline.node.members.rules import RemoveNode
 from strandline.spark.options import _KNOWN, parse_options
 from strandline.storage.clock import CHANCE, CLOCK
@@ -47,6 +47,9 @@ HOSTILE: list[Any] = [
     None, True, "", "x", "\ud800", -1, 0, 1.5, 2**63, 2**64, -(2**200), math.nan, math.inf, -math.inf,
     b"", b"\0", [], [None], {}, {"a": None}, (), object(), LONG, LONG[:12], lambda *_: None, int,
 ]  # fmt: skip
+IN_CONTAINERS: list[Any] = [[None], {"a": None}, ()]
+ARROW = {"pa.Array", "pa.Array | pa.ChunkedArray", "Columns"}
+"""Values of codecs. These, protocols and what is in containers are left to the type checker."""
 SECONDS_LIMIT = 60
 """So long may all calls of one class take together; a hang is noticed then."""
 
@@ -231,6 +234,7 @@ def examples(place: Place) -> dict[str, Callable[[], Any]]:
         "Key": lambda: b"k",
         "Limit": logs.Limit,
         "Annotated": lambda: place.log,
+        "Any": lambda: place.log,
         "Log": lambda: place.log,
         "LogReading": lambda: place.log,
         "IngestedLog": lambda: place.log,
@@ -398,6 +402,11 @@ def without_option(parameter: inspect.Parameter) -> inspect.Parameter:
     return parameter if described is None else parameter.replace(annotation=described[1])
 
 
+def annotated(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the annotations of a call."""
+    return inspect.unwrap(function.__init__ if isinstance(function, type) else getattr(function, "__func__", function))
+
+
 def outcome(function: Callable[..., Any], arguments: dict[str, Any]) -> BaseException | None:
     try:
         given = function(**arguments)
@@ -413,10 +422,12 @@ def outcome(function: Callable[..., Any], arguments: dict[str, Any]) -> BaseExce
 
 
 def fault(  # noqa: PLR0911 - one answer for each case
-    call: str, parameter: inspect.Parameter, value: Any, error: BaseException | None
+    call: str, parameter: inspect.Parameter, value: Any, error: BaseException | None, *, is_checked: bool
 ) -> str | None:
-    """What is wrong with how a call took an argument; None if nothing is."""
+    """What is wrong with how a call took an argument; None if nothing is. The others are left to the type checker."""
     what = f"{call}({parameter.name}={shown(value)})"
+    if not is_checked:
+        return None
     checks_itself = bool({call, f"{call}({parameter.name})"} & CHECKS_ITSELF)
     if checks_itself and isinstance(error, TypeError) and "is not iterable" in str(error):
         return None
@@ -449,8 +460,12 @@ def tried(owner: str, call: str, method: str, place: Place) -> Iterator[str]:
     function = how_to_call(owner, call, method, place)
     parameters = parameters_of(function)
     for parameter in parameters:
+        hint = inspect.get_annotations(annotated(function), eval_str=True).get(parameter.name)
+        is_known = kind_of(hint) is not None and parameter.annotation not in ARROW
         for value in HOSTILE:
-            if (owner in SERVERS or parameter.name in BLOCKS) and admits(str(parameter.annotation), value):
+            is_checked = is_known and value not in IN_CONTAINERS
+            may_begin = not is_checked or admits(str(parameter.annotation), value)
+            if may_begin and (owner in SERVERS or parameter.name in BLOCKS):
                 continue
             arguments = {
                 other.name: valid(other, place)
@@ -461,7 +476,7 @@ def tried(owner: str, call: str, method: str, place: Place) -> Iterator[str]:
                 yield (f"{call}: say in examples() what {missing} can be")
                 continue
             error = outcome(function, arguments | {parameter.name: value})
-            if trouble := fault(call, parameter, value, error):
+            if trouble := fault(call, parameter, value, error, is_checked=is_checked):
                 yield trouble
 
 
@@ -505,7 +520,7 @@ def test_possible_secrets_are_not_repeated() -> None:
     for call in (
         lambda: node.ClientSecurity(token="hidden\ud800"),
         lambda: sl.open("s3://key:hidden@bucket/\ud800"),
-        lambda: sl.open("memory://x", options={"aws_secret_access_key": "hidden", "region": None}),
+        lambda: sl.open("memory://x", options={"aws_secret_access_key": "hidden\nkey"}),
     ):
         with pytest.raises(InvalidInput) as refused:
             call()

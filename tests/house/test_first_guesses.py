@@ -47,32 +47,16 @@ def acknowledge_the_batch_itself(log: Any, _: Path) -> None:
             "no time zone: add one, such",
         ),
         (lambda log, _: log.producer().append(value=b"v", timestamp=1.5), "is a datetime, or a whole number of micro"),
-        (lambda log, _: sl.Producer(log), r"shipper is a Shipper \(log\.producer\(\) makes a producer\)"),
-        (lambda log, _: log.append_values([b"x"]), "An ObjectLog has no append_values: .* use append"),
         (lambda log, _: log.producer().append(key=b"k", op="delete"), "Op.PUT, Op.DELETE and Op.PURGE, not 'delete'"),
         (lambda log, _: log.producer().append(value=b"v", headers={"a": "b"}), "text to bytes: encode their values"),
-        (
-            lambda _, path: sl.open(path / "new", create=True, value={"id": "int"}),
-            "a Codec such as sl.values.Json.schema.",
-        ),
-        (
-            lambda *_: sl.follow(3, sl.followers.MemoryStore()),
-            "log is a Log .sl.open.address. opens one., .* a path object, not 3",
-        ),
-        (lambda log, _: sl.follow(log, "./table"), "sink is a Sink such as sl.DeltaSink.path., not"),
         (
             lambda log, _: sl.follow(log, OnlyApplies(), upto="end"),
             "OnlyApplies cannot .* no cursor... Implement",
         ),
         (
-            lambda log, _: sl.tables.verify("./table", log),
-            "a table's sink .sl.tables.existing.address. gives it., not",
-        ),
-        (
             lambda log, _: sl.watch_applied(sl.kv.LogKeyValue(log), print, scope="k"),
             "a Prefix such as sl.kv.Prefix",
         ),
-        (lambda log, _: sl.watch_applied(log, print), "watcher is a Watcher such as sl.kv.LogKeyValue.log., not"),
         (lambda *_: sl.values.Json({"id": "int"}), "The value has no type in the JSON Schema: give it one"),
         (acknowledge_the_batch_itself, "sequence is a batch's sequence number .batch.sequence., not"),
     ],

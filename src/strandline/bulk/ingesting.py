@@ -31,7 +31,7 @@ from strandline.log.read.planning import cursor_after, divided
 from strandline.log.read.reading import fetch_in_order, read_between
 from strandline.log.writers.source import source_writer
 from strandline.model.addresses import Address, ParsedAddress
-from strandline.model.arguments import anything, checked
+from strandline.model.arguments import ANY, checked
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.head import SourceProof
 from strandline.model.records import READ_SCHEMA
@@ -124,8 +124,8 @@ class IngestTask:
 
 @checked
 def ingest(
-    source: Address | Annotated[Log, anything("a log")],
-    target: Address | Annotated[ObjectLog | TieredLog, anything("an object log")],
+    source: Address | Log,
+    target: Address | Annotated[ObjectLog | TieredLog, ANY],
     *,
     pool: TaskPool | None = None,
     start: Start = "beginning",

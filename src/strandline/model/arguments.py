@@ -1,7 +1,7 @@
-"""Arguments of public calls: checked against the call's own signature, and refused in one sentence.
+"""Ranges of the arguments of public calls: checked against the call's own signature, and refused in one sentence.
 
-:func:`checked` derives the checks from annotations, so that a signature states them once, for the
-reader, for the type checker and for callers without one. Special meanings:
+:func:`checked` derives the checks from annotations, so that a signature states them once, for the reader and for the
+type checker. Special meanings:
 
 - ``int`` is a whole number from 0 up to 2⁶³ - 1 and no truth value, :data:`Positive` one from 1, :data:`Signed` any of
   64 bits;
@@ -9,10 +9,9 @@ reader, for the type checker and for callers without one. Special meanings:
   above 0, and :data:`Timeout` may be below 0, which does not wait;
 - ``str`` is text that can be written as UTF-8, of up to :data:`LONGEST_TEXT` characters; :data:`Named` is not empty,
   :data:`Prose` of any length, and :data:`Secret` is never repeated;
-- a protocol is any object with one of its methods, except for built-in types.
+- a class is one of its instances; a text is no sequence.
 
-All checks are cheap: elements of a sequence of bytes are not checked here, but by the call, all at once
-(:func:`~strandline.model.records.values_bytes`).
+A protocol, or anything that may be one, is left to the type checker, and so is what is in a container.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from os import PathLike
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, overload
 
@@ -35,18 +33,10 @@ LONGEST: Final = 10**9
 LONGEST_TEXT: Final = 4096
 _SHOWN: Final = 60
 
-_A_LOG: Final = "a Log (sl.open(address) opens one)"
 _DESCRIPTIONS: Final[Mapping[str, str]] = {
-    "Codec": "a Codec such as sl.values.Json(schema)",
-    "Log": _A_LOG,
-    "LogReading": _A_LOG,
-    "MaintainedTable": "a table's sink (sl.tables.existing(address) gives it)",
     "Prefix": "a Prefix such as sl.kv.Prefix(b'orders.')",
     "RecordBatch": "a pyarrow.RecordBatch (log.producer() appends single records)",
-    "Shipper": "a Shipper (log.producer() makes a producer)",
-    "Sink": "a Sink such as sl.DeltaSink(path)",
     "Table": "a pyarrow.Table",
-    "Watcher": "a Watcher such as sl.kv.LogKeyValue(log)",
     "WriterId": "a UUID (log.producer() numbers appends by itself)",
 }
 """Classes whose name alone does not say how to get an instance."""
@@ -117,38 +107,22 @@ def text(least: int = 0, most: int | None = LONGEST_TEXT, *, is_secret: bool = F
     return ArgumentKind(admits, f"text{lengths}", is_secret)
 
 
-def anything(description: str) -> ArgumentKind:
-    """Any value: the call itself checks it."""
-    return ArgumentKind(lambda _: True, description)
-
-
 def one_of(*values: object) -> ArgumentKind:
     """Exactly one of these."""
     kinds = tuple(type(value) for value in values)
     return ArgumentKind(lambda value: type(value) in kinds and value in values, _either(map(repr, values)))
 
 
-def instance(kind: type) -> ArgumentKind:
-    """Instances of a class; for a protocol, any object with one of its methods that is no built-in type.
-
-    An implementation may omit methods that are never called: a reader that only lists is enough for a resync.
-    """
-    description = _DESCRIPTIONS.get(kind.__name__) or with_article(kind.__name__)
-    if not getattr(kind, "_is_protocol", False):
-        return ArgumentKind(lambda value: isinstance(value, kind), description)
-    bases = [base for base in kind.__mro__ if getattr(base, "_is_protocol", False)]
-    names = {name for base in bases for name in (*vars(base), *inspect.get_annotations(base)) if name[0] != "_"}
-
-    def admits(value: Any) -> bool:  # by its class: reading a property may have side effects
-        if isinstance(value, type):  # methods of instances are plain functions of a class
-            return all(not inspect.isfunction(inspect.getattr_static(value, name, instance)) for name in names)
-        own, held = type(value), getattr(value, "__dict__", ())
-        is_proxy = hasattr(own, "__getattr__") and getattr(own, "_answers_every_name", True)
-        return own.__module__ != "builtins" and (is_proxy or any(hasattr(own, one) or one in held for one in names))
-
-    return ArgumentKind(admits, description)
+def instance(kind: type, name: str = "") -> ArgumentKind:
+    """Instances of a class; a text is no sequence. ``name`` is that of the type in the signature."""
+    description = _DESCRIPTIONS.get(name or kind.__name__) or with_article(kind.__name__)
+    if isinstance("", kind):
+        return ArgumentKind(lambda value: isinstance(value, kind) and not isinstance(value, str | bytes), description)
+    return ArgumentKind(lambda value: isinstance(value, kind), description)
 
 
+ANY: Final = ArgumentKind(lambda _: True, "")
+"""Any value: the call itself checks it, and says more than a signature can."""
 Positive = Annotated[int, whole(1)]
 Port = Annotated[int, whole(0, 65535)]
 SIGNED: Final = whole(-LARGEST_NUMBER - 1)
@@ -161,41 +135,36 @@ Prose = Annotated[str, text(most=None)]
 Secret = Annotated[str, text(is_secret=True)]
 
 _PLAIN: Final[dict[Any, ArgumentKind]] = {
+    None: one_of(None),
     NoneType: one_of(None),
     bool: one_of(True, False),
     int: whole(),
     float: seconds(),
     str: text(),
     bytes: ArgumentKind(lambda value: isinstance(value, bytes | bytearray | memoryview), "bytes"),
-    PathLike: ArgumentKind(lambda value: isinstance(value, PathLike), "a path object"),
-    Callable: ArgumentKind(callable, "a function"),
-    type: ArgumentKind(inspect.isclass, "a class"),
 }
 
 
-def kind_of(hint: Any) -> ArgumentKind | None:  # noqa: PLR0911 - one answer for each form of an annotation
+def kind_of(hint: Any) -> ArgumentKind | None:
     """The kind of an annotation; None for any value.
 
     >>> kind_of(Literal["now"] | int | None).description
     "'now', a whole number from 0 up to 2**63 - 1 or None"
     """
-    if hasattr(hint, "__supertype__"):  # a NewType
-        kind, description = kind_of(hint.__supertype__), _DESCRIPTIONS.get(hint.__name__)
-        return kind if kind is None or description is None else kind._replace(description=description)
-    origin, parameters = get_origin(hint), get_args(hint)
-    if (plain := _PLAIN.get(NoneType if hint is None else origin or hint)) is not None:
-        return plain
+    kind = getattr(hint, "__supertype__", hint)  # of a NewType
+    origin, parameters = get_origin(kind), get_args(kind)
     if origin is Annotated:
-        return next((extra for extra in hint.__metadata__ if isinstance(extra, ArgumentKind)), None) or kind_of(
-            parameters[0]
-        )
+        stated = (extra for extra in kind.__metadata__ if isinstance(extra, ArgumentKind))
+        return next(stated, None) or kind_of(parameters[0])
     if origin is Literal:
         return one_of(*parameters)
     if origin in (Union, UnionType):
         return _union([kind_of(member) for member in parameters])
-    if isinstance(origin, type):
-        return _container(origin, parameters)
-    return instance(hint) if isinstance(hint, type) and hint not in (object, Any) else None
+    kind = origin or kind
+    if kind in _PLAIN:
+        return _PLAIN[kind]
+    is_known = isinstance(kind, type) and kind not in (object, Any) and not getattr(kind, "_is_protocol", False)
+    return instance(kind, getattr(hint, "__name__", "")) if is_known else None
 
 
 def _union(kinds: Sequence[ArgumentKind | None]) -> ArgumentKind | None:
@@ -215,38 +184,6 @@ def _union(kinds: Sequence[ArgumentKind | None]) -> ArgumentKind | None:
         _either(kind.description.replace(" or ", ", ") for kind in known),
         any(kind.is_secret for kind in known),
     )
-
-
-def _container(origin: type, parameters: tuple[Any, ...]) -> ArgumentKind:
-    if origin is tuple and Ellipsis not in parameters:
-        kinds = [kind_of(parameter) for parameter in parameters]
-        description = f"a tuple of {' and '.join(map(_describe, kinds))}"
-        return ArgumentKind(
-            lambda value: isinstance(value, tuple) and len(value) == len(kinds) and _all(kinds, value), description
-        )
-    if origin is Mapping:
-        items = [kind_of(Prose if parameter is str else parameter) for parameter in parameters]
-        description = f"a mapping of {' to '.join(map(_describe, items))}"
-        return ArgumentKind(
-            lambda value: isinstance(value, Mapping) and all(_all(items, item) for item in value.items()), description
-        )
-    if not issubclass(origin, Iterable):
-        return instance(origin)
-    names = kind_of(str) if parameters == (str,) else None
-
-    def admits(value: Any) -> bool:
-        is_one = isinstance(value, origin) and not isinstance(value, str | bytes)
-        return is_one and (names is None or all(map(names.admits, value)))
-
-    return ArgumentKind(admits, f"{with_article(origin.__name__.lower())} of {_describe(names)}")
-
-
-def _describe(kind: ArgumentKind | None) -> str:
-    return "values" if kind is None else kind.description
-
-
-def _all(kinds: Iterable[ArgumentKind | None], values: Iterable[Any]) -> bool:
-    return all(kind is None or kind.admits(value) for kind, value in zip(kinds, values, strict=True))
 
 
 @overload
@@ -283,48 +220,33 @@ def checked(call: Any = None, *, own: Iterable[str] = ()) -> Any:
         if inspect.getattr_static(call, method) is not found:
             continue  # a class in between defines it, and checks it
         function = found.__func__ if isinstance(found, classmethod | staticmethod) else found
-        if inspect.isfunction(function):
-            checking = _checked(function)
-            setattr(call, method, type(found)(checking) if function is not found else checking)
+        if inspect.isfunction(function) and function.__annotations__.keys() - {"return"}:
+            setattr(call, method, type(found)(_checked(function)) if function is not found else _checked(function))
     return call
 
 
 def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
+    function = inspect.unwrap(call)
     kinds: dict[str, ArgumentKind] = {}
     positional: list[tuple[str, ArgumentKind | None]] = []
-    is_known = False
 
     @functools.wraps(call)
     def checked_call(*args: Any, **options: Any) -> Any:
-        nonlocal is_known
-        if not is_known:  # at the first call: annotations may refer to later definitions
-            _learn(call, kinds, positional)
-            is_known = True
-        for (parameter, kind), value in zip(positional, args, strict=False):
+        if not positional:  # at the first call: annotations may refer to later definitions
+            hints, code = inspect.get_annotations(function, eval_str=True), function.__code__
+            for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+                if name in hints and (kind := kind_of(hints[name])) is not None:
+                    kinds[name] = kind
+            positional.extend((name, kinds.get(name)) for name in code.co_varnames[: max(code.co_argcount, 1)])
+        for (name, kind), value in zip(positional, args, strict=False):
             if kind is not None and not kind.admits(value):
-                kind.check(value, parameter)
-        for parameter, value in options.items():
-            if (named := kinds.get(parameter)) is not None and not named.admits(value):
-                named.check(value, parameter)
+                kind.check(value, name)
+        for name, value in options.items():
+            if (named := kinds.get(name)) is not None and not named.admits(value):
+                named.check(value, name)
         return call(*args, **options)
 
     return checked_call
-
-
-def _learn(
-    call: Callable[..., Any], kinds: dict[str, ArgumentKind], positional: list[tuple[str, ArgumentKind | None]]
-) -> None:
-    hints = inspect.get_annotations(inspect.unwrap(call), eval_str=True)
-    found = []
-    for parameter in inspect.signature(call).parameters.values():
-        kind = kind_of(hints[parameter.name]) if parameter.name in hints else None
-        if parameter.kind is parameter.VAR_KEYWORD:
-            continue
-        if kind is not None and parameter.kind is not parameter.VAR_POSITIONAL:
-            kinds[parameter.name] = kind
-        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD or parameter.kind is parameter.POSITIONAL_ONLY:
-            found.append((parameter.name, kind))
-    positional[:] = found
 
 
 def shown(value: object) -> str:

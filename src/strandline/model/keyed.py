@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import InvalidInput
-from strandline.model.arguments import Prose, Signed, checked
+from strandline.model.arguments import Prose, Signed
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, TIMESTAMP, Op, no_headers
 
@@ -58,7 +58,6 @@ def as_bytes(value: bytes | bytearray | memoryview | None) -> bytes:
     return bytes(value)
 
 
-@checked(own=("__init__",))
 @final
 class Prefix:
     """The keys that begin with any of these bytes; overlapping prefixes count once. Hashable and picklable.

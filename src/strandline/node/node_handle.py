@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from strandline.log.contract import Log, LogReading, Slots
-from strandline.log.lacking import OptionalCalls
+from strandline.log.read.value_format import WithoutFormat
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
@@ -18,7 +18,7 @@ from strandline.storage.closing import Closing
 
 
 @checked
-class NodeHandle(OptionalCalls, LogReading, Closing):
+class NodeHandle(WithoutFormat, LogReading, Closing):
     """A running node. Closing the handle stops the node. As a log it is read up to the commit watermark."""
 
     def __init__(self, running: RunningNode) -> None:

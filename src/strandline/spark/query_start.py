@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
-from strandline.model.arguments import Positive, anything, checked
+from strandline.model.arguments import Positive, checked
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.retry import Backoff
 
@@ -16,7 +16,7 @@ _POLL: Final = 0.05
 
 @checked
 def start(
-    writer: Annotated[Any, anything("a DataStreamWriter")],
+    writer: Any,
     path: str | None = None,
     *,
     attempts: Positive = 8,

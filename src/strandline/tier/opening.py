@@ -13,7 +13,7 @@ from strandline.log.object.log import ObjectLog
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader, WalReading
 from strandline.model.addresses import Address, as_address
-from strandline.model.arguments import anything, checked, whole
+from strandline.model.arguments import ANY, checked, whole
 from strandline.model.segments import COLD_FOLDER, ColdTier, TopicPartition
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.objects.urls import open_store
@@ -26,7 +26,7 @@ from strandline.tier.read.tiered_log import TieredLog, check_tierable, hot_log
 H = TypeVar("H", bound=ObjectLog | WalLog | WalReader)
 _MOST_PARTITIONS: Final = 10_000
 _PLAIN: Final = ColdAccess()
-Tierable = Annotated[ObjectLog | WalReading | WriteAheadLog | TieredLog, anything("a log")]
+Tierable = Annotated[ObjectLog | WalReading | WriteAheadLog | TieredLog, ANY]
 """The logs that can have a cold tier."""
 
 

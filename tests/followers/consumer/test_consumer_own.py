@@ -285,7 +285,7 @@ class TestInvalidSlots:
         invalidate(log)
         before = log.slots.get("default")
         for options in ({}, {"last_acked": 1}, {"start": "now"}, {"holder": "former"}):
-            with pytest.raises(SlotInvalid, match=r"horizon.*slots\.reset\('default', position\).*slots reset"):
+            with pytest.raises(SlotInvalid, match=r"horizon.*'strandline slots reset'"):
                 opened(log, **options)
         assert log.slots.get("default") == before
 

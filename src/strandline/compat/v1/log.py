@@ -18,11 +18,11 @@ from strandline.errors import InvalidInput
 from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Handle, LogReading, Settled
 from strandline.log.folders import FolderKind, check_missing
-from strandline.log.lacking import OptionalCalls
 from strandline.log.produce.appending import Produces, Shipping
 from strandline.log.produce.limits import Limits
 from strandline.log.read.planning import check_fingerprint
 from strandline.log.read.reading import HeadPoller
+from strandline.log.read.value_format import WithoutFormat
 from strandline.log.slots import resume
 from strandline.model.addresses import Address, ParsedAddress
 from strandline.model.arguments import Duration, Timeout, checked
@@ -87,7 +87,7 @@ def open_queue(
 
 @bound_to_process()
 @checked
-class QueueLog(OptionalCalls, Produces, LogReading, Closing):
+class QueueLog(WithoutFormat, Produces, LogReading, Closing):
     """A queue that other implementations share. Satisfies :class:`~strandline.log.contract.Log` as far as it can.
 
     Its offsets are sequences of batches: all records of a batch have the same one, and a limit of records counts

@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Final, NoReturn
+
+from strandline.errors import UnsupportedCall
 from strandline.formats.json.value_versions import ValueVersion
-from strandline.log.lacking import refusal
 from strandline.values.contract import Codec
+
+NO_FORMAT: Final = (
+    "it records no value format. A queue of version 1 has no place for it, and replicas of a node would not know its "
+    "changes after a failover. Give the codec to producers, sinks and readers."
+)
+
+
+class WithoutFormat:
+    """Base class of logs that have no place for a value format: there it is unknown, which is not the same as none."""
+
+    @property
+    def value(self) -> NoReturn:
+        """``Unsupported``."""
+        raise UnsupportedCall(f"{self!r} has no value format: {NO_FORMAT}")
+
+    value_versions = evolve_value = value
 
 
 def named_codec(log: object) -> Codec | None:
@@ -12,8 +30,6 @@ def named_codec(log: object) -> Codec | None:
 
     ``Unsupported`` for a log that has no place for it: there the format is unknown, which is not the same.
     """
-    if not (hasattr(type(log), "value") or hasattr(type(log), "__getattr__")):
-        raise refusal(log, "value")
     found: Codec | None = log.value  # type: ignore[attr-defined]
     return found
 

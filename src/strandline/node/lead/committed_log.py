@@ -9,7 +9,7 @@ from uuid import UUID
 
 from strandline.errors import NotReady, Unsupported
 from strandline.log.contract import LogReading
-from strandline.log.lacking import OptionalCalls
+from strandline.log.read.value_format import WithoutFormat
 from strandline.log.wal.read.reading import WalReading
 from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
@@ -35,7 +35,7 @@ class ReadableLog(NamedTuple):
 
 
 @final
-class CommittedLog(OptionalCalls, LogReading):
+class CommittedLog(WithoutFormat, LogReading):
     """A node's copy of the log for readers. It ends at the commit watermark, and outlives changes of role and copy.
 
     A stream continues when the node is promoted or bootstraps. A reader that was ahead on another primary waits, and

@@ -19,7 +19,7 @@ from strandline.log.object import ObjectLog
 from strandline.log.object.slots import Hold
 from strandline.log.read.planning import known_columns
 from strandline.model.addresses import Address
-from strandline.model.arguments import anything, checked
+from strandline.model.arguments import ANY, checked
 from strandline.model.cursor import Cursor, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.spark.datasource.opened import report_skipped
@@ -55,7 +55,7 @@ _STRICT: Final = {
 
 @checked
 def read(
-    spark: Annotated[SparkSession, anything("a SparkSession")],
+    spark: Annotated[SparkSession, ANY],
     log: SharedLog | Address,
     *,
     since: Start | None = None,

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Self
+from typing import Any, Final, Self
 
 from pyspark.sql import SparkSession
 
@@ -20,7 +20,7 @@ from strandline.log.contract import LogReading
 from strandline.log.lag import lag_of
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.addresses import Address
-from strandline.model.arguments import anything, checked
+from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit, Start
 from strandline.model.sink import LogAwareSink, Sink, TableSink, TransformableSink
 from strandline.spark.opening import SharedLog, access_options, opened
@@ -45,12 +45,12 @@ _LOGGER: Final = logging.getLogger(__name__)
 
 @checked
 def follow(
-    spark: Annotated[Any, anything("a SparkSession")],
+    spark: Any,
     log: SharedLog | Address,
     sink: Sink,
     *,
     slot: str | None = None,
-    transform: Annotated[Any, anything("a function from DataFrame to DataFrame, or a query as text")] = None,
+    transform: Any = None,
     trigger: Mapping[str, Any] | None = None,
     start: Start = "beginning",
     repair: bool = False,

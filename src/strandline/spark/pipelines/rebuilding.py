@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, cast
+from typing import Any, cast
 
 from strandline.errors import Unsupported
 from strandline.model.addresses import Address
-from strandline.model.arguments import anything, checked
+from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Start
 from strandline.spark.executor_pool import executors
 from strandline.spark.opening import SharedLog, access_options, opened
@@ -19,11 +19,11 @@ from strandline.tables.maintain.rebuilding import rebuild_table
 
 @checked
 def rebuild(
-    spark: Annotated[Any, anything("a SparkSession")],
+    spark: Any,
     log: SharedLog | Address,
-    sink: Annotated[MaintainedTable, anything("a Delta or Iceberg sink")],
+    sink: MaintainedTable,
     *,
-    transform: Annotated[Any, anything("a function from DataFrame to DataFrame, or a query as text")] = None,
+    transform: Any = None,
     start: Start | None = None,
     upto: int | None = None,
     slot: str | None = None,

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import pyarrow as pa
 
 from strandline.errors import InvalidInput, NotFound
 from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
-from strandline.model.arguments import Named, anything, checked
+from strandline.model.arguments import Named, checked
 from strandline.model.cursor import Cursor
 from strandline.storage.disk import DISK, Disk
 from strandline.tables.delta.commits import DeltaCommits
@@ -72,7 +72,7 @@ class DeltaSink(FileTableSink):
         tombstones: Tombstones | None = None,
         transform: Callable[[pa.Table], pa.Table] | None = None,
         dead_letters: Address | None = None,
-        max_bad_share: Annotated[Any, anything("a share between 0 and 1")] = 1.0,
+        max_bad_share: Any = 1.0,
         name: Named = "default",
         options: Mapping[str, str] | None = None,
         disk: Disk = DISK,

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Final, Self
+from typing import Any, Final, Self
 from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.errors import Conflict, CorruptData, Diverged, InvalidInput, NotFound, StrandlineError, Unsupported
 from strandline.log.contract import Log
-from strandline.model.arguments import Positive, anything, checked
+from strandline.model.arguments import Positive, checked
 from strandline.model.cursor import Cursor
 from strandline.model.sink import TableSink, Written, check_coverage, is_applied
 from strandline.storage.clock import CHANCE
@@ -52,9 +52,9 @@ class FileTableSink(MaintainedTable):
         followed: FollowedTable[Any],
         shape: TableShape,
         value: Value | None,
-        kept: Annotated[Kept, anything("a function")],
-        letters_of: Annotated[LettersOf | None, anything("a function")],
-        max_bad_share: Annotated[Any, anything("a share between 0 and 1")],
+        kept: Kept,
+        letters_of: LettersOf | None,
+        max_bad_share: Any,
     ) -> None:
         """``kept``: columns as the table stores them."""
         super().__init__(followed.where, followed.name, shape, value, max_bad_share)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, Final
+from typing import Any, Final
 from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.errors import Conflict, InvalidInput, TransientStorageError
-from strandline.model.arguments import Named, anything, checked, shown
+from strandline.model.arguments import Named, checked, shown
 from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.disk import DISK, Disk
 from strandline.tables.files.data_files import write_file
@@ -48,7 +48,7 @@ class IcebergSink(FileTableSink):
 
     def __init__(
         self,
-        catalog: Annotated[Any, anything("a catalog of pyiceberg, or its name")],
+        catalog: Any,
         table: Named,
         *,
         mode: Mode = "latest",
@@ -57,7 +57,7 @@ class IcebergSink(FileTableSink):
         tombstones: Tombstones | None = None,
         transform: Callable[[pa.Table], pa.Table] | None = None,
         dead_letters: str | None = None,
-        max_bad_share: Annotated[Any, anything("a share between 0 and 1")] = 1.0,
+        max_bad_share: Any = 1.0,
         name: Named = "default",
         disk: Disk = DISK,
     ) -> None:

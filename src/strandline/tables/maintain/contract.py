@@ -6,14 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.errors import Conflict
 from strandline.log.contract import Log
-from strandline.model.arguments import anything
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Sink
 from strandline.tables.maintain.comparison import RowDifferences, ShareTask
@@ -80,7 +79,7 @@ class MaintainedTable(Sink, ABC):
         """How many records this object has set aside as dead letters, in ranges that it committed."""
         return self._bad_count.records
 
-    def meet(self, log: Annotated[Any, anything("a log")]) -> None:
+    def meet(self, log: Any) -> None:
         """Name the log that the table follows, whose codec decodes the values with ``value="log"``.
 
         Followers and the functions of ``sl.tables`` call it.

@@ -48,7 +48,6 @@ class TableDescription:
     """The offset at which its rows begin: of its first follower, or of its last rebuild. None without a log."""
 
 
-@checked
 def describe(sink: MaintainedTable | Address, log: Log | Address | None = None) -> TableDescription:
     """The table's size and columns; with a log also its cursor, which is ``Diverged`` if others changed the rows.
 
@@ -92,7 +91,6 @@ class TableCheck:
         return not self.missing and not self.extra
 
 
-@checked
 def verify(sink: MaintainedTable, log: Log | Address, *, pool: TaskPool | None = None) -> TableCheck:
     """Compare each row with the log, from the table's start up to its cursor. Changes nothing.
 
@@ -156,7 +154,6 @@ def rebuild(
         return rebuild_table(sink, source, start=start, upto=upto, slot=slot, pool=pool, is_verified=verify)
 
 
-@checked
 def replay_letters(sink: MaintainedTable, log: Log | Address) -> Replayed:
     """Apply the dead letters of a table that can become rows by now, each exactly once, and remove them.
 
@@ -198,7 +195,6 @@ def replay_letters(sink: MaintainedTable, log: Log | Address) -> Replayed:
         return sink.replay_letters(source)
 
 
-@checked
 def letters(sink: MaintainedTable, log: Log | Address) -> pa.Table:
     """The dead letters of a table, in the order of their offsets: the records, and the ``reason`` of each.
 
@@ -222,7 +218,6 @@ def letters(sink: MaintainedTable, log: Log | Address) -> pa.Table:
         return sink.stored_letters(source)
 
 
-@checked
 def optimize(sink: MaintainedTable | Address) -> int:
     """Join small files of a table of all changes; returns by how many files it has fewer. Safe beside its follower.
 

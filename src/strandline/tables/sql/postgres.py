@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import DiskFull, InvalidInput, SchemaRefused, StorageError, TransientStorageError
-from strandline.model.arguments import Named, Secret, anything, checked
+from strandline.model.arguments import Named, Secret, checked
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tables.rows.logged import Value, shape_of
 from strandline.tables.rows.tombstones import Tombstones
@@ -65,7 +65,7 @@ class PostgresSink(SqlSink):
         tombstones: Tombstones | None = None,
         transform: Callable[[pa.Table], pa.Table] | None = None,
         dead_letters: bool = False,
-        max_bad_share: Annotated[Any, anything("a share between 0 and 1")] = 1.0,
+        max_bad_share: Any = 1.0,
         name: Named = "default",
     ) -> None:
         """The table ``table`` or ``schema.table``, created by the first apply, in the database that ``dsn`` names.

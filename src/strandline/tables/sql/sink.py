@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from strandline.errors import (
     TransientStorageError,
 )
 from strandline.log.contract import Log
-from strandline.model.arguments import Positive, anything, checked
+from strandline.model.arguments import Positive, checked
 from strandline.model.cursor import Cursor
 from strandline.model.sink import remaining
 from strandline.storage.clock import CHANCE
@@ -63,7 +63,7 @@ class SqlSink(MaintainedTable):
         *,
         value: Value | None = None,
         dead_letters: bool = False,
-        max_bad_share: Annotated[Any, anything("a share between 0 and 1")] = 1.0,
+        max_bad_share: Any = 1.0,
     ) -> None:
         super().__init__(where, name, shape, value, max_bad_share)
         self._database = database

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from strandline.errors import (
     WrongKind,
 )
 from strandline.model.addresses import Address, as_folder, is_text
-from strandline.model.arguments import Named, anything, checked
+from strandline.model.arguments import Named, checked
 from strandline.storage.disk import DISK, Disk, exists, make_own_folder
 from strandline.tables.rows.logged import Value, shape_of
 from strandline.tables.rows.tombstones import Tombstones
@@ -72,7 +72,7 @@ class SqliteSink(SqlSink):
         tombstones: Tombstones | None = None,
         transform: Callable[[pa.Table], pa.Table] | None = None,
         dead_letters: bool = False,
-        max_bad_share: Annotated[Any, anything("a share between 0 and 1")] = 1.0,
+        max_bad_share: Any = 1.0,
         name: Named = "default",
         disk: Disk = DISK,
     ) -> None:

@@ -18,7 +18,7 @@ from strandline.errors import AlreadyExists, NotFound, StrandlineError
 from strandline.formats.segment.file import SegmentFacts
 from strandline.log.contract import Log, Slot
 from strandline.log.read.planning import cursor_after
-from strandline.model.arguments import anything, checked, whole
+from strandline.model.arguments import checked, whole
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.retention import FOREVER, TIER_SLOT, Retention, as_retention
 from strandline.model.segments import PartitionDeleteState, SegmentId, SegmentMetadata, TopicPartition
@@ -58,7 +58,7 @@ class Tierer:
 
     def __init__(
         self,
-        log: Annotated[Log, anything("a log")],
+        log: Log,
         registry: MetadataManager,
         store: ObjectStore,
         *,

@@ -16,7 +16,6 @@ from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.errors import CursorExpired, NotFound, NotReady, StrandlineError, Unsupported
 from strandline.log.contract import READING, Handle, require
 from strandline.log.folders import FolderKind, contents
-from strandline.log.lacking import refusal
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
 from strandline.log.produce.producer import Producer
@@ -310,7 +309,7 @@ class TieredLog(Closing):
         """Pin all records from ``position`` on for some time, in either tier; raises as creating a slot does."""
         hot = self._hot
         if not isinstance(hot, ObjectLog):
-            raise refusal(hot, "hold")
+            raise Unsupported(f"{hot!r} has no holds: create a slot, which pins the log, too.")
         return self._pins.pin(position, lambda first: hot.hold(position, seconds, retained_from=first), Hold.release)
 
     def slot_limits(self) -> SlotLimits:

@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import SchemaRefused
-from strandline.model.arguments import checked
 from strandline.model.records import Op
 from strandline.values.codecs.columns import null_rows
 from strandline.values.codecs.rows import one_row
@@ -29,7 +28,6 @@ class _Envelope(ABC):
     _FURTHER: ClassVar[tuple[pa.Field, ...]]
     __slots__ = ("_codec", "_event", "_schema")
 
-    @checked
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
         self._event: Codec = codec
@@ -77,7 +75,6 @@ class _Envelope(ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._codec,)
 
-    @checked
     def decode(self, values: pa.Array) -> Decoded:
         """The row of each event and its operation; a null value, a tombstone, is a delete."""
         decoded = self._event.decode(values)
@@ -118,7 +115,6 @@ class _Envelope(ABC):
         rows = pc.add(pa.array(range(count), pa.int64()), pc.multiply(payload.is_valid().cast(pa.int64()), count))
         return pa.concat_arrays([plain, wrapped]).take(rows)
 
-    @checked
     def encode(self, columns: Columns) -> pa.Array:
         """Encode each row as an event that puts it."""
         batch = conform_columns(columns, self._schema)

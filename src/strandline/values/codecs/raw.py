@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 
 from strandline.errors import InvalidInput
-from strandline.model.arguments import checked
 from strandline.values.contract import Columns, Decoded, bad_rows, check_values
 from strandline.values.schema.evolution import conform_columns
 
@@ -30,14 +29,12 @@ class Raw:
         """One column, ``value``."""
         return _SCHEMA
 
-    @checked
     def decode(self, values: pa.Array) -> Decoded:
         """The values themselves; none is bad."""
         return Decoded(
             pa.RecordBatch.from_arrays([check_values(values).cast(pa.binary())], schema=_SCHEMA), bad_rows({})
         )
 
-    @checked
     def encode(self, columns: Columns) -> pa.Array:
         """The column ``value``; a null one stays null."""
         return conform_columns(columns, _SCHEMA).column(0)

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import InvalidInput, StrandlineError, printable
-from strandline.model.arguments import checked
 from strandline.values.codecs.columns import ColumnShape, build_columns, check_memory, null_rows
 from strandline.values.codecs.exact import OTHER_YEARS, decimal_fit, has_years, is_in_years
 from strandline.values.contract import Columns, Decoded, bad_rows, check_values
@@ -66,7 +65,6 @@ class RowCodec:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self.settings()
 
-    @checked
     def decode(self, values: pa.Array) -> Decoded:
         """Decode each value; a row is bad if it is malformed or does not fit the schema. Unknown fields are skipped."""
         check_values(values)
@@ -112,7 +110,6 @@ class RowCodec:
                 rows.append(self._empty)
         return rows
 
-    @checked
     def encode(self, columns: Columns) -> pa.Array:
         """Encode rows, with every field of the schema, null or not."""
         batch = conform_columns(columns, self._schema)

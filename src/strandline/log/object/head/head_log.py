@@ -8,7 +8,6 @@ from uuid import UUID
 
 from strandline.errors import NotReady
 from strandline.log.contract import LogReading
-from strandline.log.lacking import OptionalCalls
 from strandline.log.object.head.edits import bounds_of
 from strandline.log.object.head.index import Chunks, entries_from, entries_listed_since
 from strandline.log.read.planning import entries_after, plan_entries
@@ -22,7 +21,7 @@ S = TypeVar("S", bound=Span)
 
 
 @checked
-class HeadLog(OptionalCalls, LogReading, ABC, Generic[S]):
+class HeadLog(LogReading, ABC, Generic[S]):
     """Finds batches in the head and its chunks. Safe in threads, if ``head`` is."""
 
     chunks: Chunks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Annotated
 from uuid import UUID
 
 from strandline.errors import NotFound, Unsupported
@@ -15,7 +14,7 @@ from strandline.log.object.source_names import forget_name, source_names
 from strandline.log.object.upload import Lister
 from strandline.log.writers.source import is_source
 from strandline.model.addresses import Address
-from strandline.model.arguments import anything, checked, shown
+from strandline.model.arguments import checked, shown
 from strandline.model.head import Head
 from strandline.model.stamp import OpId
 from strandline.storage.clock import CHANCE
@@ -37,8 +36,7 @@ class RememberedSource:
     """The address from which it was first ingested, or the names of its files; None for Spark streams and jobs."""
 
 
-@checked
-def sources(log: Address | Annotated[LogReading, anything("an object log")]) -> list[RememberedSource]:
+def sources(log: Address | LogReading) -> list[RememberedSource]:
     """The sources whose positions an object log remembers, in the order of their last appends.
 
     A log remembers 256 of them. ``Unsupported`` for other kinds of logs.
@@ -56,7 +54,7 @@ def sources(log: Address | Annotated[LogReading, anything("an object log")]) -> 
 
 
 @checked
-def forget_source(log: Address | Annotated[LogReading, anything("an object log")], source: UUID) -> RememberedSource:
+def forget_source(log: Address | LogReading, source: UUID) -> RememberedSource:
     """Forget a source that has ended, so that the log can remember another one; returns what was known of it.
 
     If the same source is ingested again, or a stream or job of the same name runs again, its records are appended

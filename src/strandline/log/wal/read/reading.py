@@ -13,7 +13,6 @@ from uuid import UUID
 from strandline.errors import Diverged, NotFound, NotReady, Unsupported
 from strandline.formats.json.value_versions import ValueVersion
 from strandline.log.contract import LogReading
-from strandline.log.lacking import OptionalCalls
 from strandline.log.read.planning import check_fingerprint, plan_entries
 from strandline.log.read.reading import HeadPoller
 from strandline.log.slots import resume
@@ -43,7 +42,7 @@ R = TypeVar("R")
 
 
 @checked
-class WalReading(OptionalCalls, LogReading, ABC):
+class WalReading(LogReading, ABC):
     """The reading half of a write-ahead log. Changes nothing; shows only durable records; safe in threads."""
 
     clock: Clock

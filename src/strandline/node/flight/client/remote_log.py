@@ -19,10 +19,10 @@ from strandline.errors import (
 from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import ReadTicket
 from strandline.log.contract import LogReading
-from strandline.log.lacking import OptionalCalls
 from strandline.log.produce.appending import Produces, Shipping, shipping_by
 from strandline.log.read.planning import PlanBuilder, cursor_after
 from strandline.log.read.reading import HeadPoller, cursor_of
+from strandline.log.read.value_format import WithoutFormat
 from strandline.log.slots import resume
 from strandline.log.writers.numbered import numbered
 from strandline.model.addresses import AddressText
@@ -64,7 +64,7 @@ def _no_end(_: Fields) -> None:
 @bound_to_process()
 @final
 @checked
-class RemoteLog(OptionalCalls, Produces, LogReading, Closing):
+class RemoteLog(WithoutFormat, Produces, LogReading, Closing):
     """A replicated log: append to it on its primary, and read it anywhere up to what is committed. Safe in threads.
 
     Satisfies :class:`~strandline.log.contract.Log`. With the addresses of several nodes it finds the one that leads,
