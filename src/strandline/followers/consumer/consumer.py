@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import threading
 from collections.abc import Iterator, Mapping
-from types import FrameType
 from typing import Annotated, Final, Literal, Self
 
 from strandline.compat.v1.log import NamedFormat
@@ -43,17 +41,6 @@ _LOGGER: Final = logging.getLogger(__name__)
 OnPoison = Literal["raise", "dead-letter"]
 
 BatchSequence = Annotated[int, ArgumentKind(SIGNED.admits, "a batch's sequence number (batch.sequence)")]
-
-
-def _is_handed_to_asyncio(frame: FrameType | None) -> bool:
-    """Whether the result of this call goes straight into a future of asyncio, which drops it when it is cancelled.
-
-    A function of the caller that runs in asyncio's executor does not count: it holds the batch.
-    """
-    caller = None if frame is None else frame.f_back
-    if caller is None or caller.f_globals.get("__name__") != "concurrent.futures.thread":
-        return False
-    return threading.current_thread().name.startswith("asyncio_")
 
 
 @bound_to_process(own=("next_batch",))
@@ -180,17 +167,12 @@ class Consumer:
         least four times a second.
 
         The cursor moves only when the batch was read: a call that failed or was interrupted gives the same batch again.
-        ``asyncio.to_thread(consumer.next_batch)`` is ``InvalidInput``: if it were cancelled late, the batch would be
-        dropped, but :meth:`ack_through` would acknowledge it. Use :meth:`next_batch_async`.
+        In asyncio use :meth:`next_batch_async`: a cancelled ``asyncio.to_thread(consumer.next_batch)`` may drop the
+        batch that its thread took. :meth:`ack` then refuses the one behind it, :meth:`ack_through` does not.
         """
         self._origin.check()
         if timeout is not None:
             TIMEOUT.check(timeout, "timeout")
-        if _is_handed_to_asyncio(inspect.currentframe()):
-            raise InvalidInput(
-                "A batch that next_batch takes in asyncio.to_thread is lost if the call is cancelled, and would be "
-                "acknowledged unseen; nothing was taken: use `await consumer.next_batch_async()`."
-            )
         for pause in pauses(timeout, self._clock):
             batch = None
             try:
