@@ -61,7 +61,9 @@ def test_a_program_that_does_not_close_a_log_with_a_cold_tier_ends(tmp_path: Pat
         tierer.run_once(everything=True)
     log.slots.create("reader", 4)
     log.trim()
-    program = f"import strandline as sl; log = sl.open({str(tmp_path / 'orders')!r}); print(sl.bulk.verify(log).next)"
+    program = (
+        f"import strandline as sl; log = sl.open({str(tmp_path / 'orders')!r}); print(sl.bulk.verify(log).bounds.next)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
     assert done.stdout == "4\n"
 
@@ -86,7 +88,7 @@ def test_a_node_is_opened_by_its_address(tmp_path: Path) -> None:
         ("wal:///srv/orders", {"retention": "consumed"}, r"retention= is for an object log, not for wal://\.$"),
         ("wal:///srv/orders", {"security": sl.node.ClientSecurity()}, r"security= is for a node \(grpc://\)"),
         ("memory://orders", {"read_only": True}, r"read_only= is for a write-ahead log \(wal://\), not for memory://"),
-        ("memory://orders", {"format": "queue-v9"}, r"open: format is "),
+        ("memory://orders", {"format": "queue-v9"}, r"format is "),
         ("wal:///srv/orders", {"read_only": True, "create": True}, r"create= is for the process that writes"),
         (7, {}, r"address is "),
         (b"memory://x", {}, r"address is "),
