@@ -118,7 +118,7 @@ def test_quick_reads_no_batch_and_finds_a_missing_one(log: ObjectLog, tmp_path: 
 
 
 def test_a_damaged_head_is_a_finding(log: ObjectLog, tmp_path: Path) -> None:
-    store = sl.MemoryStore()
+    store = sl.followers.MemoryStore()
     sl.follow(log, store, upto="end")
     (tmp_path / "log" / "head").write_bytes(b"{")
     assert kinds(sl.bulk.verify(log, stores=[store])) == [FindingKind.HEAD]
