@@ -107,6 +107,11 @@ class TieredLog(Closing):
         """The log without its cold tier."""
         return self._hot
 
+    @property
+    def counts_batches(self) -> bool:
+        """A queue of version 1 has no cold tier."""
+        return False
+
     def _opened_reader(self) -> ColdReader:
         if self._reader is None:
             with ExitStack() as opened, _opening():
