@@ -40,7 +40,7 @@ venv: .venv/.stamp ## create .venv from the lock (instant when nothing changed)
 	@PYTHON="$$(scripts/python.sh $(VERSION))" scripts/venv.sh .venv-$(VERSION) requirements/dev.lock
 	@touch $@
 
-demo: venv ## kill a pipeline at its worst moments and see that nothing is lost (about 105 seconds; 145 the first time)
+demo: venv ## kill a pipeline at its worst moments and see that nothing is lost (about two minutes; two and a half the first time)
 	@$(WITH_JAVA) $(BIN)/strandline demo
 
 quickstart: venv ## the smallest round trip: append, follow, read back

@@ -85,7 +85,7 @@ def test_a_command_without_its_arguments_says_which_is_missing(run: Run, words: 
 def test_a_wrong_choice_is_an_error_that_lists_the_right_ones(run: Run) -> None:
     done = run("follow", "x", "y", "--mode", "nonsense", "--json")
     message = json.loads(done.stderr)["message"]
-    assert message == "Invalid value for '--mode': 'nonsense' is not one of 'latest', 'append', 'history'."
+    assert message == "Invalid value for '--mode': 'nonsense' is not one of 'latest', 'marked', 'append', 'history'."
 
 
 def test_the_version_is_the_package_s(run: Run) -> None:

@@ -615,7 +615,7 @@ def test_the_log_of_a_node_is_refused_by_every_command_of_the_cold_tier(run: Run
         folder = primary.running.node.primary.log.folder
     for command in (("attach",), ("run",), ("serve",), ("status",), ("truncate", "--from", 0, "--yes")):
         done = run("tier", command[0], folder, *command[1:])
-        one_sentence(done, 1, "belongs to the node in", "use 'strandline node run --cold'")
+        one_sentence(done, 1, "belongs to the node in", "run the node with --cold")
     for command in ("list", "map"):
         one_sentence(run("segments", command, folder), 1, "belongs to the node in")
     assert fields(run, "verify", folder)["examined"]["records"] == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import itertools
 import os
@@ -141,9 +142,10 @@ def test_the_page_on_configuration_names_every_variable_of_the_package() -> None
 def test_the_page_on_configuration_has_the_defaults_of_a_producer() -> None:
     page = (HOME / "docs" / "configuration.md").read_text()
     options = inspect.signature(ObjectLog.producer).parameters
+    defaults = {name: option.default for name, option in options.items()} | dataclasses.asdict(ObjectLog._limits)
     told = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", page.split("## A producer")[1], re.MULTILINE))
     assert told.keys() == options.keys() - {"self"}
     units = {"batch_bytes": ("MiB", 1 << 20), "budget": ("MiB", 1 << 20), "linger": ("s", 1)}
     for name, (unit, size) in units.items():
-        assert told[name] == f"{options[name].default / size:g} {unit}"
-    assert int(told["uploads"]) == options["uploads"].default
+        assert told[name] == f"{defaults[name] / size:g} {unit}"
+    assert int(told["uploads"]) == defaults["uploads"]

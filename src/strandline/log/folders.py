@@ -210,8 +210,8 @@ OPENED_WITH: Final = {
         "run it as a Primary or a Replica, or with 'strandline node run {path} --name NAME'; 'strandline verify' "
         "checks its copy of the log, in the last data folder in it"
     ),
-    FolderKind.APPEND_LOG_STORE: "a program opens it, with strandline.followers.AppendLogStore",
-    FolderKind.ROCKSDB_STORE: "a program opens it, with strandline.followers.RocksStore",
+    FolderKind.APPEND_LOG_STORE: "a program opens it, as an AppendLogStore",
+    FolderKind.ROCKSDB_STORE: "a program opens it, as a RocksStore",
     FolderKind.SNAPSHOT: "a program imports it into a store, with import_from of the store which exported it",
     FolderKind.DELTA_TABLE: (
         "follow into it, with a DeltaSink or 'strandline follow', or look at it with 'strandline table describe {path}'"

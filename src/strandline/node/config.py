@@ -8,7 +8,7 @@ from typing import Annotated, Final, TypedDict
 
 from strandline.errors import InvalidInput
 from strandline.model.addresses import Address, AddressText, as_address, check_replica_name, refuse_credentials
-from strandline.model.arguments import Duration, Port, checked
+from strandline.model.arguments import Duration, Port, checked, whole
 from strandline.model.retention import Retention, SlotLimits, as_retention
 from strandline.node.flight.client.channel import TIMEOUT, Channel
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, check_listening
@@ -125,7 +125,8 @@ class NodeConfig(NodeOptions):
         for name in self.nodes:
             check_replica_name(name)
         _ = self.commit_policy, self.retention_policy  # both raise InvalidInput for an unknown text
-        host = self.listen[0]
+        host, port = self.listen
+        whole(0, 65535).check(port, "The port to listen on")
         check_listening(host, self.server, insecure=self.insecure)
         if self.url is not None:
             refuse_credentials(

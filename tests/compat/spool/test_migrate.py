@@ -136,7 +136,7 @@ def test_each_vector_becomes_a_log_of_its_valid_prefix(name, caplog):
 def test_no_vector_is_touched_unless_asked(name):
     disk = on_disk(bytes.fromhex(CASES[name]["hex"]))
     before = disk.files()
-    with pytest.raises(InvalidInput, match="migrate=True"):
+    with pytest.raises(InvalidInput, match="open it with migrate"):
         open_on(disk, migrate=False)
     assert disk.files() == before
     assert disk.folders() == ["/data"]

@@ -212,7 +212,7 @@ class TestIdentity:
     def test_an_empty_place_is_no_log_and_stays_empty(self, place: PlainStore) -> None:
         message = complaint(lambda: open_log(place), NotALog, place)
         assert place.url in message
-        assert "create=True" in message
+        assert "open it with create" in message
 
     def test_a_folder_of_other_files_is_no_log(self, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").write_text("hello")

@@ -146,7 +146,7 @@ class TestLatest(_Contract):
             DeltaSink(sink.url, mode="append").cursor(LOG)
 
     def test_an_unknown_mode_is_refused(self):
-        with pytest.raises(InvalidInput, match="'latest', 'append' or 'history'"):
+        with pytest.raises(InvalidInput, match="'latest', 'marked', 'append' or 'history'"):
             DeltaSink("x", mode="newest")
 
     def test_a_commit_is_on_disk_before_apply_returns(self, tmp_path):

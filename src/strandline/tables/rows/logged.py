@@ -32,6 +32,8 @@ class LoggedShape:
 
     def __init__(self, shape: TableShape, value: Value | None, where: str) -> None:
         """``shape`` has no codec if ``value`` is ``"log"``."""
+        if isinstance(value, str) and value != "log":
+            raise InvalidInput(f"value is a codec, or 'log' for the one that the log names, not {value!r}.")
         self.is_logged = value == "log"
         self._shape = shape
         self._where = where
