@@ -27,7 +27,7 @@ from strandline.log.wal.write.commit_steps import CommitSteps
 from strandline.log.wal.write.committer import GroupCommitter
 from strandline.log.wal.write.groups import CommitGroup, WalHandle, check_numbers, encoded, encoded_copy, value_of
 from strandline.log.wal.write.journal import IndexWriter, Journal, WalSettings
-from strandline.log.wal.write.log_start import LogStart
+from strandline.log.wal.write.log_start import DurableFiles, LogStart
 from strandline.log.writers.numbered import numbered
 from strandline.log.writers.source import known_as
 from strandline.model.addresses import Address, as_folder
@@ -332,6 +332,10 @@ class WalLog(Produces, WalReading, Closing):
         if not isinstance(wanted, int):
             wanted = self._retention_start(wanted, self.slots.consumed_floor(), self._steady.now())
         return self._start.trim(wanted, beyond_slots=beyond_slots)
+
+    def keeping_files(self) -> contextlib.AbstractContextManager[DurableFiles]:
+        """All durable files, now, none of which is removed within the block: for a copy."""
+        return self._start.keeping_files()
 
     def evolve_value(self, value: Codec) -> Codec:
         """Durably record a new version of the value format; returns its codec. The same version again changes nothing.

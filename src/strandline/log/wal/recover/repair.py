@@ -39,6 +39,8 @@ from strandline.storage.clock import Chance
 from strandline.storage.disk import Disk, exists, replace_file
 
 _LOGGER: Final = logging.getLogger(__name__)
+_READ_BYTES: Final = 8 << 20
+"""Bytes copied at a time."""
 
 
 def repair(folder: str, found: Examined, *, disk: Disk) -> None:
@@ -160,6 +162,19 @@ def write_identity(folder: str, log_id: UUID, values: Sequence[ValueVersion], *,
     """Durably replace the identity file, as a whole."""
     identity = f"{folder}/{IDENTITY}"
     replace_file(disk, identity, encode_wal_identity(log_id, values), temporary=f"{identity}{NEW}")
+
+
+def copy_range(source: str, start: int, end: int, target: str, *, lead: Sequence[bytes | memoryview] = (), disk: Disk) -> None:
+    """Durably write bytes of a file of frames to a new file, after the frame ``lead``."""
+    with contextlib.closing(disk.open_append(target)) as file:
+        file.write(lead)
+        while start < end:
+            piece = disk.read(source, start, min(_READ_BYTES, end - start))
+            if not piece:
+                raise damaged_file(source, start, f"it ends there, and was durable up to byte {end}")
+            file.write([piece])
+            start += len(piece)
+        file.sync()
 
 
 def describe_copy(folder: str, mark: Mark, values: Sequence[ValueVersion], *, disk: Disk) -> None:

@@ -8,7 +8,6 @@ of the log finishes the plan, however often that is interrupted.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -37,7 +36,7 @@ from strandline.log.wal.names import (
     salt_of,
 )
 from strandline.log.wal.read.catalog import damaged_file
-from strandline.log.wal.recover.repair import describe_copy, rebuild_index, remove_files, repair
+from strandline.log.wal.recover.repair import copy_range, describe_copy, rebuild_index, remove_files, repair
 from strandline.log.wal.recover.scan_tail import (
     Examined,
     Hole,
@@ -209,12 +208,8 @@ def _set_aside(folder: str, found: Examined, cut: _RewindCut, to: int, quarantin
 def _copy_tail(folder: str, found: Examined, cut: _RewindCut, to: int, target: str, *, disk: Disk) -> None:
     """The frames from the cut on, unchanged: if ``to`` lies within the first of them, the log begins there."""
     log_id, first = found.log_id, cut.place.next
-    file = disk.open_append(f"{target}/{data_name(first)}")
-    with contextlib.closing(file):
-        file.write(encode_lead(log_id, first, cut.place))
-        for piece in _pieces(cut.path, cut.place.size, cut.size, disk=disk):
-            file.write([piece])
-        file.sync()
+    lead = encode_lead(log_id, first, cut.place)
+    copy_range(cut.path, cut.place.size, cut.size, f"{target}/{data_name(first)}", lead=lead, disk=disk)
     rebuild_index(target, log_id, first, disk=disk)
     later = [known for known in found.firsts if known > first]
     for known in later:
@@ -228,15 +223,6 @@ def _copy_tail(folder: str, found: Examined, cut: _RewindCut, to: int, target: s
     place = found.place
     mark = Mark(log_id, to, place.next, max([first, *later]), place.term, NO_BOOT, clean=True)
     describe_copy(target, mark, read_log_json(folder, disk=disk)[1], disk=disk)
-
-
-def _pieces(path: str, at: int, end: int, *, disk: Disk) -> Iterator[bytes]:
-    while at < end:
-        piece = disk.read(path, at, min(_READ_BYTES, end - at))
-        if not piece:
-            raise damaged_file(path, at, "the file ends there, but had more bytes")
-        yield piece
-        at += len(piece)
 
 
 def _is_same(one: str, other: str, *, disk: Disk) -> bool:

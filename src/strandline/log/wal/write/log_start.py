@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
+from typing import NamedTuple
 
+from strandline.formats.wal.mark import NO_BOOT, Mark
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.watermark import Published
 from strandline.log.wal.recover.repair import drop_below
@@ -11,6 +15,16 @@ from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.write.committer import GroupCommitter
 from strandline.log.wal.write.journal import Journal, WrittenGroup
 from strandline.storage.disk import Disk
+
+
+class DurableFiles(NamedTuple):
+    """All files of a log at one moment."""
+
+    firsts: tuple[int, ...]
+    size: int
+    """Durable bytes of the last one."""
+    mark: Mark
+    """The mark of a log that ends there."""
 
 
 class LogStart:
@@ -37,6 +51,24 @@ class LogStart:
         self._disk = disk
         self.lock = threading.Lock()
         """Protects the removal of files, the start offset, and closing, which is final."""
+        self._keepers = 0
+        """Number of running copies, which need the files."""
+
+    @contextlib.contextmanager
+    def keeping_files(self) -> Iterator[DurableFiles]:
+        """All durable files, now. Within the block trims move the start, and leave the files to the next trim."""
+        with self.lock, self._committer.exclusively():
+            self._slots.check_open()
+            self._journal.check_in_place()  # must not copy another log at this path
+            place, start = self._journal.place, self._published.view.bounds.first
+            mark = Mark(self._slots.log_id, start, place.next, place.first, place.term, NO_BOOT, clean=True)
+            files = DurableFiles(self._catalog.firsts, place.size, mark)
+            self._keepers += 1
+        try:
+            yield files
+        finally:
+            with self.lock:
+                self._keepers -= 1
 
     def begin_at(self, offset: int) -> None:
         """Let a log that never held a record begin at the offset of its first one."""
@@ -86,5 +118,7 @@ class LogStart:
             raise
 
     def _drop_files(self, start: int) -> None:
+        if self._keepers:
+            return
         firsts = list(self._catalog.firsts)
         self._catalog.forget(drop_below(self._folder, firsts, start, disk=self._disk))
