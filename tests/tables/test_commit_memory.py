@@ -6,6 +6,7 @@ import pickle
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from uuid import UUID
@@ -25,10 +26,11 @@ from strandline.log.object import ObjectLog
 from strandline.log.read.decoded_sizes import DecodedSizes
 from strandline.log.read.reading import fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Span
-from strandline.model.sink import Part, Written
 from strandline.storage.clock import CLOCK
 from strandline.tables.files import part as parts_module
-from strandline.tables.work import InProcess
+from strandline.tables.files.part import TablePart
+from strandline.tables.work import InProcess, written
+from strandline.tables.written import Written
 
 MIB = 1 << 20
 BATCHES, ROWS = 24, 512
@@ -171,7 +173,7 @@ class Small(InProcess):
         self.tried: list[int] = []
 
     def run(
-        self, parts: Sequence[Part], spans: Sequence[Span], title: str, most: int | None = None
+        self, parts: Sequence[TablePart], spans: Sequence[Span], title: str, most: int | None = None
     ) -> Sequence[Written]:
         self.tried.append(len(spans))
         if len(spans) > self.most:
@@ -420,14 +422,14 @@ def test_what_is_fetched_ahead_is_bounded_by_records_where_stored_bytes_are_unkn
 
 
 def test_a_worker_without_memory_answers_so_and_the_driver_raises_it() -> None:
-    workers = pytest.importorskip("strandline.spark.pipelines.workers")
+    pool = pytest.importorskip("strandline.spark.executor_pool")
     from strandline.spark.task_payload import packed
 
-    item = packed((Hungry(), [], None), "The sink")
-    answer = workers._task(item)
-    assert isinstance(pickle.loads(answer), MemoryError)
+    item = packed(partial(written, Hungry(), [], None), "The sink")
+    answer = pickle.loads(pool._done(item))
+    assert isinstance(answer, MemoryError)
     with pytest.raises(MemoryError, match="too little memory"):
-        workers._result(answer)
+        pool._raised(answer)
 
 
 class Hungry:

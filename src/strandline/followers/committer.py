@@ -16,7 +16,8 @@ from strandline.log.slots.rules import EPOCHS_PER_TERM
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.model.retention import NEWCOMER_SECONDS, SlotState
-from strandline.model.sink import LogAwareSink, RestorableSink, Sink, TableSink
+from strandline.model.sink import LogAwareSink, RestorableSink, Sink
+from strandline.tables.apply import TableSink
 
 _LOGGER: Final = logging.getLogger(__name__)
 _TAKEOVERS: Final = 3

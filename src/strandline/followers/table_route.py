@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from strandline.errors import NotFound
 from strandline.followers import events
@@ -14,10 +14,13 @@ from strandline.followers.pieces import Pieces
 from strandline.log.contract import Log
 from strandline.log.read.planning import cursor_after
 from strandline.model.cursor import Cursor, Limit, Span
-from strandline.model.sink import Part, TableSink, Written
 from strandline.storage.clock import Clock
-from strandline.tables.apply import apply_with
+from strandline.tables.apply import TableSink, apply_with
 from strandline.tables.work import RangeTooLarge, Workers
+from strandline.tables.written import Written
+
+if TYPE_CHECKING:
+    from strandline.tables.files.part import TablePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,27 +106,20 @@ class TableRoute:
 
     def _applied(self, spans: Sequence[Span], since: Cursor, upto: Cursor) -> Sequence[Written]:
         most = self.most if len(spans) > 1 else None
+        title = job_description(self.log, self.table, since.next, upto.next)
+
+        def work(parts: Sequence[TablePart]) -> Sequence[Written]:
+            found = self.workers.run(parts, spans, title, most)
+            self.observer.step("written")
+            self.committer.check_holder()  # a replaced follower does not commit
+            return found
+
         while True:
             try:
-                return apply_with(
-                    self.table,
-                    lambda parts: self._worked(parts, spans, since, upto, most),  # noqa: B023 - called before the next round
-                    since=since,
-                    upto=upto,
-                    tasks=self.workers.tasks(spans),
-                )
+                return apply_with(self.table, work, since=since, upto=upto, tasks=self.workers.tasks(spans))
             except NotFound:
                 # CursorExpired if it was trimmed; if it moved to the cold tier, it is read there.
                 again = self.log.plan(since, Limit(upto=upto.next))
                 if not again or again[-1].next != upto.next or list(again) == list(spans):
                     raise
                 spans = again
-
-    def _worked(
-        self, parts: Sequence[Part], spans: Sequence[Span], since: Cursor, upto: Cursor, most: int | None
-    ) -> Sequence[Written]:
-        title = job_description(self.log, self.table, since.next, upto.next)
-        found = self.workers.run(parts, spans, title, most)
-        self.observer.step("written")
-        self.committer.check_holder()  # a replaced follower does not commit
-        return found

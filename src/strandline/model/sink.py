@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import CorruptData, Gap, NullKey
+from strandline.errors import Gap, NullKey
 from strandline.model.addresses import Address
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch
@@ -61,191 +61,6 @@ class RestorableSink(Sink, Protocol):
 
         ``serves``: whether the log can continue from a cursor. ``Diverged`` if there is no such version.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class DataFile:
-    """A data file that a worker wrote: nothing refers to it yet."""
-
-    path: str
-    """Relative to the table."""
-    size: int
-    rows: int
-    statistics: Mapping[str, ColumnStatistics] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnStatistics:
-    """Lowest and highest value of a column in a file (None: unknown), and its nulls."""
-
-    low: Any
-    high: Any
-    nulls: int
-
-
-LetterId: TypeAlias = tuple[int, int]
-"""A bad record: its offset, and 64 bits that its content has."""
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """Report of a worker: which records it was given, and which files it wrote. No reader sees these files yet."""
-
-    first: int
-    """The lowest offset that it was given."""
-    next: int
-    """One past the highest; equal to ``first`` if it was given nothing."""
-    records: int
-    """How many records it was given."""
-    taken: int
-    """How many of them belong to its part."""
-    added: tuple[DataFile, ...] = ()
-    removed: tuple[str, ...] = ()
-    """Files of the table that the added ones replace."""
-    bad: tuple[DataFile, ...] = ()
-    """Files of records that could not become rows, for the dead-letter table."""
-    bad_records: int = 0
-    first_bad: str = ""
-    """Offset and reason of one of them."""
-    bad_again: tuple[LetterId, ...] = ()
-    """Those that an interrupted attempt has stored already, which are in no file of ``bad``."""
-    role: Literal["part", "reader", "writer"] = "part"
-    """``part``: it read records and wrote the rows of its part. If rows were shuffled in between, a ``reader`` read
-    records, and a ``writer`` wrote the rows of the part ``number``; ``taken`` counts the rows that either passed on or
-    took, and is 0 on both sides of a transform."""
-    number: int = 0
-    offered: tuple[tuple[int, bytes], ...] = ()
-    """Columns that the table lacks, and that self-describing values bring: an offset, and an Arrow schema."""
-    decoded: int = 0
-    """Bytes in memory of the records that it was given."""
-    shared: int = 0
-    """How many records share the offset of another one, as those of a batch in a queue of version 1 do."""
-
-
-class Part(Protocol):
-    """One worker's share of a range. Picklable. Several workers may do its work, also at the same time."""
-
-    @property
-    def takes(self) -> Literal["offsets", "keys"]:
-        """``offsets``: it is given its own records. ``keys``: it is given all records, and takes those of its keys."""
-
-    @property
-    def most_refetched(self) -> int:
-        """The most parts by keys that may each fetch all records. With more parts, the rows are shuffled instead."""
-
-    def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
-        """Write data files of these records, in the order of their offsets. Changes nothing that a reader sees."""
-
-    def reader(self) -> RowReader:
-        """Reads records for all parts, whose rows are shuffled."""
-
-    def numbers(self, rows: pa.Table, parts: int) -> Any:
-        """The part of each of these rows, as a numpy array; ``parts`` is how many there are."""
-
-    def write_rows(self, tables: Iterable[pa.Table], *, number: int) -> Written:
-        """Write data files of shuffled rows of this part, in any order."""
-
-
-class RowReader(Protocol):
-    """Turns records into rows for other workers, and counts what it was given."""
-
-    def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """The rows of these records, which come in the order of their offsets."""
-
-    def report(self) -> Written:
-        """Count of its input, and the bad records. Call it after ``rows`` has ended."""
-
-
-class TableTransaction(Protocol):
-    """One range on its way into a table: workers write its parts, then one commit makes them visible."""
-
-    @property
-    def parts(self) -> Sequence[Part]:
-        """The parts for the workers."""
-
-    def commit(self, written: Sequence[Written]) -> None:
-        """Commit what the workers wrote, atomically with the cursor.
-
-        ``CorruptData`` if they did not see each record exactly once. ``Conflict`` if the table changed since, so that
-        the parts have to be written again; ``Fenced`` if another follower changed it. Nothing was committed then.
-        """
-
-    def abandon(self, error: BaseException) -> None:
-        """Remove what failed workers wrote, except for files that something may refer to."""
-
-
-@runtime_checkable
-class TableSink(Sink, Protocol):
-    """A sink whose writing can be spread over workers: ``apply`` is one transaction with one part, written here."""
-
-    def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> TableTransaction | None:
-        """Prove that the table is the known one and at its cursor; plan at most ``tasks`` parts.
-
-        None if the table has the range already. Raises as ``apply`` does.
-        """
-
-
-@runtime_checkable
-class TransformableSink(TableSink, Protocol):
-    """A table whose rows another engine may transform between decoding and writing."""
-
-    def decoded_schema(self) -> pa.Schema:
-        """The columns of decoded changes. ``InvalidInput`` if the sink has a transform of its own."""
-
-    def with_rows(self, rows: pa.Schema) -> TableSink:
-        """The same table, for workers that are given transformed rows with these columns."""
-
-
-def check_coverage(written: Sequence[Written], parts: Sequence[Part], since: int, upto: int) -> None:
-    """``CorruptData`` unless the workers together saw each record of the range, and took each of them once."""
-    if any(one.role != "part" for one in written):
-        _check_shuffled(written, parts, since, upto)
-        return
-    if len(written) != len(parts):
-        raise CorruptData(f"{len(written)} of {len(parts)} parts were written. Nothing was committed; try again.")
-    expected = upto - since
-    by_keys = [one for one, part in zip(written, parts, strict=True) if part.takes == "keys"]
-    for one in by_keys:
-        if (one.first, one.next, one.records) != (since, upto, expected) and expected:
-            raise _not_covered(one.records, one.first, one.next, since, upto)
-    if by_keys:
-        taken = sum(one.taken for one in by_keys)
-        if taken != expected:
-            raise _not_covered(taken, since, upto, since, upto)
-        return
-    _check_offsets(written, since, upto)
-
-
-def _check_shuffled(written: Sequence[Written], parts: Sequence[Part], since: int, upto: int) -> None:
-    readers = [one for one in written if one.role == "reader"]
-    writers = [one for one in written if one.role == "writer"]
-    _check_offsets(readers, since, upto)
-    numbers = sorted(one.number for one in writers)
-    if len(readers) + len(writers) != len(written) or (parts[0].takes == "keys" and numbers != list(range(len(parts)))):
-        raise CorruptData(f"Not each of {len(parts)} parts was written once. Nothing was committed; try again.")
-    given, taken = sum(one.taken for one in readers), sum(one.taken for one in writers)
-    if given != taken:
-        raise CorruptData(
-            f"Workers passed on {given} rows of the offsets {since} to {upto - 1}, and {taken} arrived. Nothing was "
-            "committed; start it again."
-        )
-
-
-def _check_offsets(written: Sequence[Written], since: int, upto: int) -> None:
-    at = since
-    for one in sorted(written, key=lambda one: (one.first, one.next)):
-        if one.records != one.next - one.first or (one.records and one.first != at):
-            raise _not_covered(one.records, one.first, one.next, since, upto)
-        at = max(at, one.next)
-    if at != upto:
-        raise _not_covered(at - since, since, at, since, upto)
-
-
-def _not_covered(records: int, first: int, end: int, since: int, upto: int) -> CorruptData:
-    return CorruptData(
-        f"Workers were given {records} records between offsets {first} and {end} where each of the offsets {since} to "
-        f"{upto - 1} is expected once: records were lost or duplicated. Nothing was committed; start it again."
-    )
 
 
 @runtime_checkable

@@ -91,8 +91,13 @@ def user_traceback(error: BaseException | None) -> str | None:
     """
     if isinstance(error, AnalysisException):  # of a query that the user's function built
         return str(error)
-    found = _TRACEBACK.findall(str(error)) if error is not None else []
+    found = tracebacks(error)
     return None if not found or any(_OWN_FRAME.search(one) for one in found) else str(found[-1])
+
+
+def tracebacks(error: BaseException | None) -> list[str]:
+    """The Python tracebacks in the text of an error of Spark."""
+    return [] if error is None else _TRACEBACK.findall(str(error))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -117,7 +122,7 @@ def rerun_if_lost(job: Callable[[], R], *, clock: Clock = CLOCK, chance: Chance 
             return job()
         except JobFailed as error:
             attempt += 1
-            is_lost = error.__cause__ is not None and _TRACEBACK.search(str(error.__cause__)) is None
+            is_lost = error.__cause__ is not None and not tracebacks(error.__cause__)
             if attempt >= _LOST.attempts or not is_lost:
                 raise
             clock.sleep(_LOST.pause(attempt - 1, chance.jitter()))
@@ -149,6 +154,6 @@ def unwrapped(error: BaseException) -> BaseException:
             ours = kind(message.strip())
             ours.__cause__ = error
             if isinstance(ours, TransformFailed):
-                ours.add_note("\n".join(_TRACEBACK.findall(str(error))))
+                ours.add_note("\n".join(tracebacks(error)))
             return ours
     return error

@@ -7,21 +7,20 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from strandline.compat.v1.log import QueueFormat
 from strandline.errors import InvalidInput
 from strandline.log.slots.rules import check_name
 from strandline.model.addresses import ParsedAddress
 from strandline.model.arguments import LARGEST_NUMBER, shown
-from strandline.model.cursor import NO_LIMIT, Cursor, Limit, microseconds
+from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Start, microseconds
 from strandline.model.retention import parse_seconds
 from strandline.spark.record_bounds import EVERYTHING, RecordBounds
 from strandline.spark.storage_options import STORAGE_PREFIX, storage_options
 from strandline.values.decoding import BadRows
 
-Position = Literal["earliest", "latest"] | int | Cursor | datetime
-"""A position in a log: one of its ends, an offset, a cursor that also names the log, or the time of listing."""
+Word = TypeVar("Word", bound=str)
 
 _KNOWN: Final = (
     "path",
@@ -85,8 +84,8 @@ class ReadOptions:
     """
 
     url: str
-    start: Position = "earliest"
-    end: Position = "latest"
+    start: Start = "retained"
+    end: Start = "now"
     limit: Limit = NO_LIMIT
     fail_on_data_loss: bool = True
     partitions: int | None = None
@@ -122,13 +121,9 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
         raise InvalidInput("resetSlot is for the slot of a stream: name that with the option slot.")
     return ReadOptions(
         url=url,
-        start=_start_or_end(given, "starting", "earliest"),
-        end=_start_or_end(given, "ending", "latest"),
-        limit=Limit(
-            records=count_of(given, "maxRecordsPerTrigger"),
-            bytes=count_of(given, "maxBytesPerTrigger"),
-            batches=count_of(given, "maxBatchesPerTrigger"),
-        ),
+        start=_start_or_end(given, "starting", "retained"),
+        end=_start_or_end(given, "ending", "now"),
+        limit=Limit(*(count_of(given, f"max{what}PerTrigger") for what in ("Records", "Bytes", "Batches"))),
         fail_on_data_loss=truth_of(given, "failOnDataLoss", default=True),
         partitions=count_of(given, "partitions"),
         hold=_hold(given),
@@ -154,10 +149,7 @@ def node_access_of(given: Mapping[str, str], url: str) -> NodeAccess:
     for one, other in (("token", "tokenFile"), ("ca", "caFile")):
         if one in named and other in named:
             raise InvalidInput(f"Give {one} or {other}, not both.")
-    match (given.get("readfrom") or "primary").strip().lower():
-        case ("primary" | "replicas") as read_from:
-            return NodeAccess(**texts, read_from=read_from)
-    raise InvalidInput(f"readFrom is 'primary' or 'replicas', not {shown(given['readfrom'])}.")
+    return NodeAccess(**texts, read_from=word_of(given, "readFrom", "primary", "replicas"))
 
 
 _ACCESS: Final = {
@@ -188,15 +180,9 @@ def _hold(given: Mapping[str, str]) -> int | None:
 
 
 def _bad_rows(given: Mapping[str, str]) -> BadRows:
-    text = given.get("badrows")
-    if text is None:
-        return "fail"
-    if not truth_of(given, "decode", default=False):
+    if "badrows" in given and not truth_of(given, "decode", default=False):
         raise InvalidInput("badRows is for decoded values: add .option('decode', 'true').")
-    match text.strip().lower():
-        case ("fail" | "null") as found:
-            return found
-    raise InvalidInput(f"badRows is 'fail' or 'null', not {shown(text)}.")
+    return word_of(given, "badRows", "fail", "null")
 
 
 def _queue(given: Mapping[str, str]) -> QueueFormat | None:
@@ -236,18 +222,18 @@ def shared_address(given: Mapping[str, str]) -> str:
     return place.text
 
 
-def _position(given: Mapping[str, str], name: str, default: Position) -> Position:
+def _position(given: Mapping[str, str], name: str, default: Start) -> Start:
     text = given.get(name.lower())
     if text is None:
         return default
     text = text.strip()
     match text.lower():
         case "earliest" | "retained":
-            return "earliest"
+            return "retained"
         case "beginning":
             return 0  # refused if that was trimmed
         case "latest":
-            return "latest"
+            return "now"
     if (offset := whole_of(text)) is not None:
         return offset
     try:
@@ -259,7 +245,7 @@ def _position(given: Mapping[str, str], name: str, default: Position) -> Positio
         ) from error
 
 
-def _start_or_end(given: Mapping[str, str], which: str, default: Position) -> Position:
+def _start_or_end(given: Mapping[str, str], which: str, default: Start) -> Start:
     time = time_of(given, f"{which}Timestamp")
     if time is None:
         return _position(given, f"{which}Offset", default)
@@ -303,13 +289,14 @@ def time_of(given: Mapping[str, str], name: str) -> datetime | None:
     )
 
 
-def count_of(given: Mapping[str, str], name: str) -> int | None:
-    """A number of at least 1; None if it is not given."""
+def count_of(given: Mapping[str, str], name: str, least: int = 1) -> int | None:
+    """A number of at least ``least``; None if it is not given."""
     text = given.get(name.lower())
     if text is None:
         return None
-    if not (number := whole_of(text)):
-        raise InvalidInput(f"{name} is a whole number of at least 1, not {shown(text)}.")
+    number = whole_of(text)
+    if number is None or number < least:
+        raise InvalidInput(f"{name} is a whole number of at least {least}, not {shown(text)}.")
     return number
 
 
@@ -322,12 +309,13 @@ def whole_of(text: str) -> int | None:
 
 def truth_of(given: Mapping[str, str], name: str, *, default: bool) -> bool:
     """An option that is true or false."""
-    text = given.get(name.lower())
-    if text is None:
-        return default
-    match text.strip().lower():
-        case "true":
-            return True
-        case "false":
-            return False
-    raise InvalidInput(f"{name} is 'true' or 'false', not {shown(text)}.")
+    return default if name.lower() not in given else word_of(given, name, "true", "false") == "true"
+
+
+def word_of(given: Mapping[str, str], name: str, *words: Word) -> Word:
+    """An option that is one of some words, the first of which is the default."""
+    text = given.get(name.lower(), words[0])
+    found = next((word for word in words if word == text.strip().lower()), None)
+    if found is None:
+        raise InvalidInput(f"{name} is {' or '.join(map(repr, words))}, not {shown(text)}.")
+    return found

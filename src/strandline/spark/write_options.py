@@ -10,11 +10,12 @@ from strandline.errors import InvalidInput
 from strandline.model.arguments import LARGEST_NUMBER, shown
 from strandline.spark.options import (
     NodeAccess,
+    count_of,
     given_options,
     node_access_of,
     shared_address,
     truth_of,
-    whole_of,
+    word_of,
 )
 from strandline.spark.storage_options import storage_options
 
@@ -83,7 +84,7 @@ def parse_write_options(options: Mapping[str, str], kind: Literal["job", "stream
             raise InvalidInput(
                 f"{name} is an option of {other}, and this is a {'batch job' if kind == 'job' else kind}."
             )
-    job, number = _name(given, "job"), _number(given, "number")
+    job, number = _name(given, "job"), count_of(given, "number", 0)
     if number == LARGEST_NUMBER:
         raise InvalidInput(f"number is at most {LARGEST_NUMBER - 1}: the log remembers the one behind it.")
     if number is not None and job is None:
@@ -94,8 +95,8 @@ def parse_write_options(options: Mapping[str, str], kind: Literal["job", "stream
         job=job,
         number=number,
         writer=_name(given, "writer"),
-        expect=_number(given, "expectedOffset"),
-        accept=_is_accepting(given),
+        expect=count_of(given, "expectedOffset", 0),
+        accept=word_of(given, "repeated", "check", "accept") == "accept",
         compression=given.get("compression", "lz4"),
         create=truth_of(given, "create", default=False),
         outbox=None if "outbox" not in given else shared_address({"path": given["outbox"]}),
@@ -104,27 +105,8 @@ def parse_write_options(options: Mapping[str, str], kind: Literal["job", "stream
     )
 
 
-def _is_accepting(given: Mapping[str, str]) -> bool:
-    match given.get("repeated", "check").strip().lower():
-        case "check":
-            return False
-        case "accept":
-            return True
-    raise InvalidInput(f"repeated is 'check' or 'accept', not {shown(given['repeated'])}.")
-
-
 def _name(given: Mapping[str, str], name: str) -> str | None:
     text = given.get(name)
     if text is not None and not (text.strip() and len(text) <= _LONGEST_NAME):
         raise InvalidInput(f"{name} is a name of 1 to {_LONGEST_NAME} characters, not {shown(text)}.")
     return text
-
-
-def _number(given: Mapping[str, str], name: str) -> int | None:
-    text = given.get(name.lower())
-    if text is None:
-        return None
-    number = whole_of(text)
-    if number is None:
-        raise InvalidInput(f"{name} is a whole number of at least 0, not {shown(text)}.")
-    return number

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
 from strandline.errors import Conflict, Contended
 from strandline.model.cursor import Cursor
-from strandline.model.sink import Part, TableSink, TableTransaction, Written
+from strandline.model.sink import Sink
+from strandline.tables.written import Written
 
-Work: TypeAlias = Callable[[Sequence[Part]], Sequence[Written]]
+if TYPE_CHECKING:
+    from strandline.tables.files.part import TablePart
+    from strandline.tables.files.transaction import FileTransaction
+
+Work: TypeAlias = Callable[["Sequence[TablePart]"], Sequence[Written]]
 """Writes all parts of a transaction; returns their reports in the same order."""
 
 _ATTEMPTS: Final = 8
+
+
+@runtime_checkable
+class TableSink(Sink, Protocol):
+    """A sink whose writing can be spread over workers: ``apply`` is one transaction with one part, written here."""
+
+    def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> FileTransaction | None:
+        """Prove that the table is the known one and at its cursor; plan at most ``tasks`` parts.
+
+        None if the table has the range already. Raises as ``apply`` does.
+        """
 
 
 def apply_with(sink: TableSink, work: Work, *, since: Cursor, upto: Cursor, tasks: int) -> Sequence[Written]:
@@ -38,7 +54,7 @@ def apply_with(sink: TableSink, work: Work, *, since: Cursor, upto: Cursor, task
     )
 
 
-def _written(transaction: TableTransaction, work: Work) -> Sequence[Written]:
+def _written(transaction: FileTransaction, work: Work) -> Sequence[Written]:
     try:
         return work(transaction.parts)
     except BaseException as error:
@@ -49,7 +65,7 @@ def _written(transaction: TableTransaction, work: Work) -> Sequence[Written]:
 def apply_records(sink: TableSink, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
     """Apply a range in this process. The caller vouches for it: a table of the newest records only is allowed."""
 
-    def work(parts: Sequence[Part]) -> Sequence[Written]:
+    def work(parts: Sequence[TablePart]) -> Sequence[Written]:
         (part,) = parts
         count = upto.next - since.next
         done = part.write(records.to_batches())

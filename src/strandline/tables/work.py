@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
 
@@ -14,19 +14,22 @@ from strandline.log.read.decoded_sizes import DecodedSizes
 from strandline.log.read.planning import cursor_after, divided
 from strandline.log.read.reading import AHEAD_BYTES, fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Span
-from strandline.model.sink import Part, Written
 from strandline.storage.task_pool import TaskPool, ThreadPool
 from strandline.tables.maintain.range_pin import RebuildPin
+from strandline.tables.written import Written
+
+if TYPE_CHECKING:
+    from strandline.tables.files.part import TablePart
 
 
-def assigned(parts: Sequence[Part], spans: Sequence[Span]) -> list[tuple[Part, Sequence[Span]]]:
+def assigned(parts: Sequence[TablePart], spans: Sequence[Span]) -> list[tuple[TablePart, Sequence[Span]]]:
     """The spans of each part: all of them for a part by keys, its own for a part by offsets."""
     if parts[0].takes == "keys":
         return [(part, spans) for part in parts]
     return list(zip(parts, divided(spans, len(parts)), strict=True))
 
 
-def is_shuffled(parts: Sequence[Part]) -> bool:
+def is_shuffled(parts: Sequence[TablePart]) -> bool:
     """Whether there are too many parts by keys for each to fetch all records: their rows are shuffled."""
     return parts[0].takes == "keys" and len(parts) > parts[0].most_refetched
 
@@ -42,7 +45,7 @@ class RangeTooLarge(MemoryError):
         return f"The records at offsets {self.first} to {self.next - 1} take {self.decoded:,} bytes in memory."
 
 
-def written(part: Part, spans: Sequence[Span], most: int | None = None) -> Written:
+def written(part: TablePart, spans: Sequence[Span], most: int | None = None) -> Written:
     """Fetch the spans and write the part, wherever this runs."""
     return part.write(records_of(spans, most))
 
@@ -74,7 +77,7 @@ class Workers(Protocol):
         """Number of workers for a range."""
 
     def run(
-        self, parts: Sequence[Part], spans: Sequence[Span], title: str, most: int | None = None
+        self, parts: Sequence[TablePart], spans: Sequence[Span], title: str, most: int | None = None
     ) -> Sequence[Written]:
         """Write all parts of the range of these spans; their reports in the order of the parts.
 
@@ -94,7 +97,7 @@ class InProcess:
         return 1
 
     def run(
-        self, parts: Sequence[Part], spans: Sequence[Span], title: str, most: int | None = None
+        self, parts: Sequence[TablePart], spans: Sequence[Span], title: str, most: int | None = None
     ) -> Sequence[Written]:
         """Write all parts here."""
         return [written(part, own, most) for part, own in assigned(parts, spans)]

@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 import strandline as sl
 from strandline.cli.app import app
 from strandline.errors import CorruptData, CursorExpired, InvalidInput, Unsupported, UnsupportedVersion
-from strandline.spark.executor_pool import ExecutorPool
-from strandline.spark.pipelines.workers import FrameJobs, _failed
+from strandline.spark.executor_pool import ExecutorPool, FrameJobs, _failed
 from tests.bulk.test_export import exported
 from tests.cases import some
 from tests.spark.helpers import append, new_log, numbered
@@ -265,7 +264,7 @@ def test_executors_ingest_a_log_and_the_command_goes_on(
 def test_items_that_fit_into_no_single_request_are_run_in_several_jobs(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strandline.spark.pipelines.workers.FRAME_BYTES", 2500)
+    monkeypatch.setattr("strandline.spark.executor_pool.FRAME_BYTES", 2500)
     items = [bytes([number]) * 1000 for number in range(5)]
     answers = dict(FrameJobs(spark).run(items, lambda item: item[:1]))
     assert answers == {number: bytes([number]) for number in range(5)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from types import SimpleNamespace
 from uuid import UUID
 
 import pytest
@@ -14,10 +15,10 @@ from strandline.errors import CursorExpired, Diverged, InvalidInput
 from strandline.log.read.planning import FULL_PARTITION, SMALL_PARTITION, pack
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.spark.datasource.planning import (
+    cursor_at,
     decode_offset,
     encode_offset,
     narrower,
-    resolve,
     resume_point,
 )
 from strandline.spark.options import parse_options
@@ -95,7 +96,7 @@ def options(**given: str):
 @pytest.mark.parametrize(
     ("text", "position"),
     [
-        *[("earliest", "earliest"), ("retained", "earliest"), ("Beginning", 0), ("Latest", "latest"), (" 17 ", 17)],
+        *[("earliest", "retained"), ("retained", "retained"), ("Beginning", 0), ("Latest", "now"), (" 17 ", 17)],
         (str(Cursor(LOG, 5)), Cursor(LOG, 5)),
     ],
 )
@@ -155,14 +156,15 @@ def test_an_address_is_needed():
 
 
 def test_ends_resolve_to_what_the_log_holds():
-    assert resolve("earliest", LOG, Bounds(3, 9)).next == 3
-    assert resolve("latest", LOG, Bounds(3, 9)).next == 9
-    assert resolve(7, LOG, Bounds(3, 9)) == Cursor(LOG, 7)
+    log = SimpleNamespace(log_id=LOG)
+    assert cursor_at("retained", log, Bounds(3, 9)).next == 3
+    assert cursor_at("now", log, Bounds(3, 9)).next == 9
+    assert cursor_at(7, log, Bounds(3, 9)) == Cursor(LOG, 7)
 
 
 def test_a_cursor_of_another_log_is_refused():
     with pytest.raises(Diverged):
-        resolve(Cursor(OTHER, 7), LOG, Bounds(3, 9))
+        cursor_at(Cursor(OTHER, 7), SimpleNamespace(log_id=LOG), Bounds(3, 9))
 
 
 def test_an_expired_cursor_is_refused_with_what_to_do():

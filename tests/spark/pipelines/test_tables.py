@@ -13,7 +13,8 @@ from deltalake import DeltaTable
 import strandline as sl
 from strandline.errors import BadRecord, InvalidInput, TransformFailed, UnsupportedVersion
 from strandline.spark import follow
-from strandline.spark.pipelines.workers import FrameJobs, SparkWorkers
+from strandline.spark.executor_pool import FrameJobs
+from strandline.spark.pipelines.workers import SparkWorkers
 from tests.spark.helpers import append, new_log, put
 
 NOW = {"availableNow": True}
@@ -72,7 +73,7 @@ def test_a_bad_record_on_an_executor_ends_the_pipeline_with_its_offset(spark, lo
 def test_frames_do_the_same_as_jobs_on_rdds(spark, log, tmp_path):
     """As Spark Connect needs them, which has no RDDs."""
     workers = SparkWorkers(spark, "executors")
-    workers._jobs = FrameJobs(spark)
+    workers._pool._jobs = FrameJobs(spark)
     sink = sink_at(tmp_path / "table", "latest")
     transaction = sink.begin(since=log.start(), upto=log.end(), tasks=2)
     written = workers.run(transaction.parts, log.plan(log.start()), "a test")

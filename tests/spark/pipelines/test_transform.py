@@ -333,7 +333,7 @@ def test_a_reader_that_is_given_less_than_its_spans_ends_the_job(spark, log, tmp
     sink = sink_at(tmp_path / "table", "append")
     transaction = sink.begin(since=log.start(), upto=log.end(), tasks=1)
     job = ShuffleJob(spark, transaction.parts, [[spans[0], *spans[2:]]], lambda: None)
-    with pytest.raises(CorruptData, match="250 records"), workers._labels.shown("a test"):
+    with pytest.raises(CorruptData, match="250 records"), workers._pool.shown("a test"):
         job.missing_reports([0]).collect()
 
 

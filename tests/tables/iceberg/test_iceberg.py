@@ -31,13 +31,13 @@ from strandline.log.memory import MemoryLog
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import Op
-from strandline.model.sink import TableSink, Written
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import LocalDisk
-from strandline.tables.apply import apply_with
+from strandline.tables.apply import TableSink, apply_with
 from strandline.tables.files.part import TablePart
 from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import FollowedIceberg
+from strandline.tables.written import Written
 from strandline.testing.clock import ManualClock
 from strandline.testing.sinks import DELETE, LOG, changes, folded
 from tests.contracts.tables import TableContract

@@ -31,12 +31,12 @@ from strandline.log.memory import MemoryLog
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Span
 from strandline.model.retention import NEWCOMER_SECONDS
-from strandline.model.sink import Part, Written
 from strandline.storage.task_pool import ThreadPool
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.files import DeltaFiles
 from strandline.tables.files import part as parts_module
 from strandline.tables.files.letters import LetterBox
+from strandline.tables.files.part import TablePart
 from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.tables.maintain.comparison import RowDifferences
@@ -47,6 +47,7 @@ from strandline.tables.sql import expected
 from strandline.tables.sql.postgres_transaction import PostgresTransaction
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 from strandline.tables.work import IN_PROCESS, Rebuild
+from strandline.tables.written import Written
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Crash
 from tests.cases import some
@@ -326,7 +327,7 @@ def test_a_follower_that_commits_meanwhile_makes_a_rebuild_a_conflict(place: Any
         def tasks(self, spans: Sequence[Span]) -> int:
             return 2
 
-        def run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
+        def run(self, parts: Sequence[TablePart], spans: Sequence[Span], title: str) -> Sequence[Written]:
             done = IN_PROCESS.run(parts, spans, title)
             sl.follow(log, place.sink(mode="append", value=VALUE), upto="end")
             return done
@@ -574,7 +575,7 @@ def test_records_that_move_to_the_cold_tier_while_they_are_read_are_found_there(
         def tasks(self, spans: Sequence[Span]) -> int:
             return 2
 
-        def run(self, parts: Sequence[Part], spans: Sequence[Span], title: str) -> Sequence[Written]:
+        def run(self, parts: Sequence[TablePart], spans: Sequence[Span], title: str) -> Sequence[Written]:
             while moves:
                 moves.pop()()
             return IN_PROCESS.run(parts, spans, title)

@@ -13,12 +13,12 @@ from deltalake import DeltaTable
 import strandline as sl
 from strandline.errors import BadRecord, CorruptData
 from strandline.model.cursor import Cursor
-from strandline.model.sink import Written, check_coverage
 from strandline.tables.delta.files import DeltaFiles
 from strandline.tables.delta.sink import DeltaSink
 from strandline.tables.files import layout
 from strandline.tables.files.layout import WHOLE, HashRange, file_name, range_of, shares
 from strandline.tables.work import is_shuffled
+from strandline.tables.written import Written, check_coverage
 from strandline.testing.sinks import DELETE, LOG, changes
 from tests.cases import some
 
@@ -129,7 +129,7 @@ def test_a_worker_that_took_keys_of_another_is_noticed(tmp_path):
     written = [part.write(records) for part in transaction.parts]
     written[0] = replace(written[0], taken=written[0].taken + 1)
     with pytest.raises(CorruptData):
-        check_coverage(written, transaction.parts, 0, 20)
+        check_coverage(written, "keys", len(transaction.parts), 0, 20)
 
 
 def test_a_missing_report_is_noticed(tmp_path):

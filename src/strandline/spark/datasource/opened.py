@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -13,18 +14,19 @@ import pyarrow as pa
 from prometheus_client import Counter
 from pyspark.sql.datasource import InputPartition
 
-from strandline.errors import NotFound, NotReady
+from strandline.errors import CursorExpired, InvalidInput, NotFound, NotReady, StrandlineError
 from strandline.log.contract import Log
 from strandline.log.read.planning import divided_spans, pack
 from strandline.log.read.reading import fetch_in_order
-from strandline.model.cursor import Bounds, Cursor, Limit, Span
+from strandline.model.cursor import Bounds, Cursor, Limit, Span, Start
 from strandline.spark.datasource.decoding import Decoding
 from strandline.spark.datasource.planning import resume_point, trimmed_meanwhile
 from strandline.spark.datasource.shaping import shaped
 from strandline.spark.failures import retried
-from strandline.spark.options import NodeAccess, Position, ReadOptions
+from strandline.spark.options import NodeAccess, ReadOptions
 
 if TYPE_CHECKING:
+    from strandline.log.object.slots import Hold
     from strandline.tier.read.tiered_log import TieredLog
 
 _SKIPPED: Final = Counter(
@@ -88,7 +90,7 @@ class OpenedLog:
         if self._log is not None and self.tiered is not None:
             self.tiered.close()
 
-    def bounds(self, needed: Position) -> Bounds:
+    def bounds(self, needed: Start) -> Bounds:
         """The retained offsets, for a reader that needs everything from a position on.
 
         A reader that needs only the hot tier gets the bounds of that alone. So it can read while the
@@ -101,17 +103,13 @@ class OpenedLog:
                 self._log = None  # it may have a cold tier by now
                 bounds = self.log.bounds()
             return bounds
-        is_old = isinstance(offset, datetime) or "earliest" in (offset, self.options.end)
+        is_old = isinstance(offset, datetime) or "retained" in (offset, self.options.end)
         if not is_old:
             recent = tiered.hot.bounds()
-            if offset == "latest" or (isinstance(offset, int) and offset >= recent.first):
+            if offset == "now" or (isinstance(offset, int) and offset >= recent.first):
                 tiered.close()
                 return recent
         return tiered.bounds()
-
-    def located(self, position: Position) -> Position:
-        """The position; that of a time is an offset."""
-        return self.log.position_of(position) if isinstance(position, datetime) else position
 
     def pack(self, spans: Sequence[Span]) -> list[InputPartition]:
         """Distribute spans over tasks, without those that hold no record within the bounds."""
@@ -178,6 +176,32 @@ class OpenedLog:
         """Where to begin, and how many records that skips."""
         admitted = resume_point(cursor, self.log.log_id, bounds, fail_on_data_loss=self.options.fail_on_data_loss)
         return admitted.cursor, admitted.skipped
+
+
+def pin(log: Any, position: int, options: ReadOptions, undo: ExitStack) -> None:
+    """Pin the records from a position on for the time that ``hold`` asks for, if it does; ``undo`` releases them."""
+    if options.hold is None:
+        return
+    if not hasattr(log, "hold"):
+        raise InvalidInput(f"{options.url} has no holds: let a slot pin what is read, or read without hold.")
+    undo.callback(_released, log.hold(position, options.hold))
+
+
+def _released(hold: Hold) -> None:
+    with suppress(StrandlineError):  # it expires by itself
+        hold.release()
+
+
+@contextmanager
+def trimmed_while_planned(url: str) -> Iterator[None]:
+    """``NotReady`` if a position is trimmed within the block, that was retained a moment ago.
+
+    On a retry the beginning is higher, or the offset is refused.
+    """
+    try:
+        yield
+    except CursorExpired as error:
+        raise NotReady(f"{url} was trimmed while a read of it was being planned; ask again.") from error
 
 
 def report_skipped(url: str, since: Cursor, skipped: int) -> None:

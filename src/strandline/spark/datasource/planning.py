@@ -4,34 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 from uuid import UUID
 
-from strandline.errors import CursorExpired, Diverged, InvalidInput
-from strandline.log.slots.resume import check_cursor
+from strandline.errors import CursorExpired, InvalidInput
+from strandline.log.contract import LogReading
+from strandline.log.slots.resume import check_cursor, position_of
 from strandline.model.addresses import split_address
-from strandline.model.cursor import Bounds, Cursor, Limit
-from strandline.spark.options import Position
+from strandline.model.cursor import Bounds, Cursor, Limit, Start
 
 if TYPE_CHECKING:
     from strandline.tier.read.cold_reader import ColdPiece
 
 
-def resolve(position: Position, log_id: UUID, bounds: Bounds) -> Cursor:
-    """The cursor of an option in the current log. Does not check whether it is retained."""
-    match position:
-        case "earliest":
-            return Cursor(log_id, bounds.first)
-        case "latest":
-            return Cursor(log_id, bounds.next)
-        case Cursor():
-            if position.log_id != log_id:
-                raise Diverged(f"The cursor {position} belongs to another log than this one ({log_id}).")
-            return position
-        case int():
-            return Cursor(log_id, position)
-    raise InvalidInput(f"The time {position} is no offset yet: let the log locate it.")
+def cursor_at(position: Start, log: LogReading, bounds: Bounds) -> Cursor:
+    """The cursor of a position in a log with these bounds, which is asked for a time only.
+
+    Does not check whether the position is retained.
+    """
+    if isinstance(position, datetime):
+        return Cursor(log.log_id, log.position_of(position))
+    offset = position_of(position, log.log_id, bounds, lambda _: None)
+    return position if isinstance(position, Cursor) else Cursor(log.log_id, offset)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,16 +14,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sql
 from pyspark.sql.types import StructField, StructType
 
-from strandline.errors import CursorExpired, InvalidInput, NotFound, NotReady, StrandlineError
-from strandline.log.object import ObjectLog
-from strandline.log.object.slots import Hold
+from strandline.errors import InvalidInput, NotFound, NotReady
 from strandline.log.read.planning import known_columns
 from strandline.model.addresses import Address
 from strandline.model.arguments import ANY, checked
 from strandline.model.cursor import Cursor, Start
 from strandline.model.records import READ_SCHEMA
-from strandline.spark.datasource.opened import report_skipped
-from strandline.spark.datasource.planning import TierBoundary, resolve, resume_point, scans, spark_path
+from strandline.spark.datasource.opened import pin, report_skipped, trimmed_while_planned
+from strandline.spark.datasource.planning import TierBoundary, cursor_at, resume_point, scans, spark_path
 from strandline.spark.datasource.shaping import SPARK_SCHEMA
 from strandline.spark.failures import GatewayError, retried
 from strandline.spark.opening import SharedLog, access_options, opened
@@ -130,29 +128,15 @@ def _held(
     begin = plan.boundary.since
     if options.hold is None or begin.next >= plan.boundary.end:
         return plan
-    if not isinstance(log, ObjectLog | TieredLog):
-        raise InvalidInput(f"{options.url} has no holds: let a slot pin what is read, or read without hold.")
-    try:
-        hold = log.hold(begin.next, options.hold)
-    except CursorExpired as error:
-        # It was retained a moment ago. On a retry the beginning is higher, or the offset is refused.
-        raise NotReady(f"{options.url} was trimmed while a read of it was being planned; ask again.") from error
-    undo.callback(_release, hold)
+    with trimmed_while_planned(options.url):
+        pin(log, begin.next, options, undo)
     # Segments that were listed before the hold may be deleted meanwhile. From now on none is.
     return replace(plan, boundary=_planned(log, begin, plan.boundary.end, options).boundary)
 
 
-def _release(hold: Hold) -> None:
-    with contextlib.suppress(StrandlineError):  # it expires by itself
-        hold.release()
-
-
 def _planned(log: SharedLog, since: Start | None, upto: int | None, options: ReadOptions) -> _Plan:
     bounds = log.bounds()
-    if isinstance(since, Cursor):
-        asked = resolve(since, log.log_id, bounds)
-    else:
-        asked = Cursor(log.log_id, bounds.first if since is None else log.position_of(since))
+    asked = cursor_at("retained" if since is None else since, log, bounds)
     end = bounds.next if upto is None else upto
     if end > bounds.next:
         raise InvalidInput(f"upto is {end}, but {options.url} ends at {bounds.next} now: ask for less.")

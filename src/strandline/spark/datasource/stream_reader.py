@@ -22,7 +22,7 @@ from strandline.errors import CursorExpired, Diverged, InvalidInput
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit
 from strandline.spark.datasource.decoding import Decoding
 from strandline.spark.datasource.opened import OpenedLog, check_reaches, report_skipped
-from strandline.spark.datasource.planning import decode_offset, encode_offset, narrower, resolve
+from strandline.spark.datasource.planning import cursor_at, decode_offset, encode_offset, narrower
 from strandline.spark.datasource.stream_slot import StreamSlot
 from strandline.spark.failures import retried
 from strandline.spark.options import ReadOptions
@@ -73,7 +73,7 @@ class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvaila
 
     def _locate_start(self) -> Cursor:
         bounds = self._at.bounds(self._at.options.start)
-        cursor = resolve(self._at.located(self._at.options.start), self._at.log.log_id, bounds)
+        cursor = cursor_at(self._at.options.start, self._at.log, bounds)
         self._at.admit(cursor, bounds)  # refuses an unavailable offset before anything is read
         self._hold(cursor)
         return cursor if isinstance(self._at.options.start, Cursor) else self._at.log.cursor_at(cursor.next)
@@ -139,8 +139,8 @@ class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvaila
         return since if end <= since.next else at.log.cursor_at(end)
 
     def _ceiling(self, bounds: Bounds) -> int:
-        ends = [resolve(self._at.located(self._at.options.end), self._at.log.log_id, bounds).next]
-        return min(ends if self._target is None else [*ends, self._target])
+        end = cursor_at(self._at.options.end, self._at.log, bounds).next
+        return end if self._target is None else min(end, self._target)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
         """The log's end as last read, for the query's progress."""

@@ -22,9 +22,9 @@ from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.addresses import Address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit, Start
-from strandline.model.sink import LogAwareSink, Sink, TableSink, TransformableSink
+from strandline.model.sink import Sink
 from strandline.spark.opening import SharedLog, access_options, opened
-from strandline.spark.options import Position, parse_options
+from strandline.spark.options import parse_options
 from strandline.spark.pipelines.display import ProgressDisplay
 from strandline.spark.pipelines.progress import OnStep, PipelineProgress, ProgressCounter
 from strandline.spark.pipelines.transform import FrameTransform
@@ -32,6 +32,7 @@ from strandline.spark.pipelines.workers import Place, SparkWorkers
 from strandline.spark.trigger import Trigger, parse_trigger
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.retry import Backoff
+from strandline.tables.files.sink import FileTableSink
 from strandline.tier.read.tiered_log import TieredLog
 
 _MAX_BYTES: Final = 256 << 20
@@ -124,18 +125,17 @@ def follow(
 
 def transforming(
     spark: Any, log: LogReading, sink: Sink, transform: Any, place: Place, *, reruns: bool = False
-) -> tuple[TableSink, SparkWorkers]:
+) -> tuple[FileTableSink, SparkWorkers]:
     """The sink of transformed rows, and the workers that transform; ``InvalidInput`` if Spark cannot for this sink."""
     if log.counts_batches:
         raise InvalidInput("Offsets of a queue of version 1 count batches: Spark's transforms need a log.")
     if not isinstance(transform, str) and not callable(transform):
         raise InvalidInput(f"A transform is a function or a query as text, not {type(transform).__name__}.")
-    if not isinstance(sink, TransformableSink):
+    if not isinstance(sink, FileTableSink):
         raise InvalidInput(f"Spark transforms rows of Delta and Iceberg tables, and {sink!r} is none: leave it out.")
     if place == "driver":
         raise InvalidInput("A transform runs on Spark's executors: leave place='driver' out.")
-    if isinstance(sink, LogAwareSink):
-        sink.meet(log)
+    sink.meet(log)
     frames = FrameTransform(spark, transform)
     columns = frames.columns(sink.decoded_schema())
     return sink.with_rows(columns), SparkWorkers(spark, "executors", transform=frames, columns=columns, reruns=reruns)
@@ -147,7 +147,7 @@ def _check_session(spark: Any) -> None:
     raise InvalidInput(f"The first argument is a SparkSession, not {type(spark).__name__}.")
 
 
-def _upto(end: Position, now: int | None) -> int | None:
+def _upto(end: Start, now: int | None) -> int | None:
     """The offset at which a pipeline ends: that of ``endingOffset``, and of the log's end if it is bounded by that."""
     named = end.next if isinstance(end, Cursor) else end if isinstance(end, int) else None
     return min((offset for offset in (named, now) if offset is not None), default=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from strandline.errors import Unsupported
 from strandline.model.addresses import Address
@@ -50,8 +50,7 @@ def rebuild(
                 "comparison (verify=False)."
             )
         if transform is not None:
-            twin, workers = transforming(spark, source, sink, transform, place, reruns=True)
-            sink = cast("MaintainedTable", twin)
+            sink, workers = transforming(spark, source, sink, transform, place, reruns=True)
         return rebuild_table(
             sink, source, start=start, upto=upto, slot=slot, workers=workers, pool=pool, is_verified=verify
         )

@@ -26,12 +26,12 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 from strandline.errors import CorruptData, SchemaRefused
 from strandline.log.read.planning import divided
 from strandline.model.cursor import Span
-from strandline.model.sink import Part, Written
 from strandline.spark.datasource.shaping import GOOD_BYTES, GOOD_ROWS, shaped
 from strandline.spark.pipelines.transform import FrameTransform, spark_columns
 from strandline.tables.files.part import PartReader, TablePart
 from strandline.tables.rows.types import storable, stored
 from strandline.tables.work import records_of
+from strandline.tables.written import Written
 
 _REPORT: Final = "_strandline_report"
 _BLOBS: Final = "part int, blob binary"
@@ -222,7 +222,7 @@ def _limited(tables: Iterable[pa.Table]) -> Batches:
         yield from shaped(table.to_batches(), table.schema)
 
 
-def _blobs(parts: Sequence[Part], tables: Iterable[pa.Table]) -> Batches:
+def _blobs(parts: Sequence[TablePart], tables: Iterable[pa.Table]) -> Batches:
     """Rows as Arrow streams of many rows, each for one part."""
     few: list[pa.RecordBatch] = []
     size = rows = 0
@@ -237,7 +237,7 @@ def _blobs(parts: Sequence[Part], tables: Iterable[pa.Table]) -> Batches:
         yield from _split(parts, pa.Table.from_batches(few))
 
 
-def _split(parts: Sequence[Part], rows: pa.Table) -> Batches:
+def _split(parts: Sequence[TablePart], rows: pa.Table) -> Batches:
     import numpy as np
 
     numbers = parts[0].numbers(rows, len(parts))

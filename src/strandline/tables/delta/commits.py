@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from strandline.errors import Conflict, CorruptData, Diverged, Fenced, NotFound, TransientStorageError
 from strandline.model.cursor import Cursor
-from strandline.model.sink import DataFile
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import make_own_folder
 from strandline.tables.delta.files import added_file, removed_file, table_folder
@@ -39,6 +38,7 @@ from strandline.tables.files.recorded import (
     told_rebuild,
     warn_of_change,
 )
+from strandline.tables.written import DataFile
 
 _CHECKPOINTS: Final = {"delta.checkpointInterval": "20"}
 """Opening a table reads all commits since the last checkpoint: with ``deltalake``'s 100 the last one costs four times

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 
 from strandline.errors import TransientStorageError
 from strandline.model.addresses import split_address
-from strandline.model.sink import DataFile
 from strandline.storage.disk import DISK, Disk, is_linked
 from strandline.tables.files.data_files import named_reading, put_locally
 from strandline.tables.files.paths import linked
+from strandline.tables.written import DataFile
 
 _PIECE: Final = 8 << 20
 

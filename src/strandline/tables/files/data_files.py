@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from strandline.errors import CorruptData, NotFound, TransientStorageError
-from strandline.model.sink import ColumnStatistics, DataFile
 from strandline.storage.disk import Disk, make_own_folder
+from strandline.tables.written import ColumnStatistics, DataFile
 
 ROW_GROUP: Final = 131_072
 _LONGEST_TEXT: Final = 64

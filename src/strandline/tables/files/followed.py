@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from strandline.errors import CorruptData, Diverged, Fenced, NotFound, StorageError
 from strandline.model.cursor import Cursor
-from strandline.model.sink import DataFile
 from strandline.storage.disk import Disk
 from strandline.tables.files.data_files import TableFiles
 from strandline.tables.files.layout import job_name
 from strandline.tables.files.recorded import TRANSFORM_KEY
 from strandline.tables.rows.shape import DeadLetters, TableShape, refuse_lost_transform
+from strandline.tables.written import DataFile
 
 REMEDY: Final = (
     "Remove the table to build it again, or repair it ('strandline table repair'), which restores the last version "

@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 
 from strandline.errors import StrandlineError
 from strandline.model.cursor import Cursor
-from strandline.model.sink import DataFile, LetterId, Written
 from strandline.storage.clock import CHANCE
 from strandline.tables.files.data_files import TableFiles, write_file
 from strandline.tables.files.followed import FollowedTable, LettersOf, TableVersion
@@ -32,6 +31,7 @@ from strandline.tables.files.layout import is_for_later, job_in
 from strandline.tables.files.part import TablePart, in_schema
 from strandline.tables.rows.bad_records import letter_ids
 from strandline.tables.rows.shape import LETTER_SCHEMA
+from strandline.tables.written import DataFile, LetterId, Written
 
 IsDone: TypeAlias = Callable[[pa.Table], pa.Array]
 """Which of some letters are to be removed."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import CorruptData, InvalidInput, SchemaRefused
 from strandline.model.records import Op
-from strandline.model.sink import DataFile, LetterId, Written
 from strandline.storage.clock import CHANCE
 from strandline.tables.files.data_files import TableFiles, write_file
 from strandline.tables.files.input_count import InputCount
@@ -20,6 +19,7 @@ from strandline.tables.rows.bad_records import first_bad, letter_ids, refused
 from strandline.tables.rows.hashing import HASH_BITS, key_hashes
 from strandline.tables.rows.kinds import ColumnNames, KeyRewind, in_offset_order, merge_history, merge_latest
 from strandline.tables.rows.shape import BAD_SCHEMA, LETTER_SCHEMA, ShapedRows, TableShape, TransformedElsewhere
+from strandline.tables.written import DataFile, LetterId, Takes, Written
 from strandline.values.codecs.arrow import TableArrow
 from strandline.values.schema.evolution import conform_columns, is_wider
 
@@ -38,7 +38,7 @@ FEW_DECODED: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """One worker's share; see :class:`~strandline.model.sink.Part`.
+    """One worker's share of a range. Picklable: several workers may do its work, also at the same time.
 
     ``share`` is None for a part by offsets. ``floor``: records below are in the table already, and dropped.
     ``schema`` is the table's. Records without a row are written for the dead-letter table ``dead``; without one the
@@ -65,7 +65,7 @@ class TablePart:
     """For a replay: the changes are all that happened to these keys since, and replace what a history has of it."""
 
     @property
-    def takes(self) -> Literal["offsets", "keys"]:
+    def takes(self) -> Takes:
         """Whether it is given its own records, or all of them."""
         return "offsets" if self.share is None else "keys"
 
@@ -91,7 +91,7 @@ class TablePart:
         return hashes.astype(np.uint64) >> np.uint64(HASH_BITS - (parts - 1).bit_length())
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
-        """Write data files of these records."""
+        """Write data files of these records, in the order of their offsets. Changes nothing that a reader sees."""
         tally = InputCount()
         bad: list[pa.Table] = []
 
@@ -109,7 +109,10 @@ class TablePart:
         return self.with_letters(read, letters)
 
     def write_rows(self, tables: Iterable[pa.Table], *, number: int) -> Written:
-        """Write data files of shuffled rows. Rows of a transform are not counted: it may drop and add some."""
+        """Write data files of shuffled rows of this part, in any order.
+
+        Rows of a transform are not counted: it may drop and add some.
+        """
         added, removed, rows = self._stored(tables)
         counted = 0 if self.is_transformed else rows
         return Written(0, 0, 0, counted, tuple(added), tuple(removed), role="writer", number=number)
@@ -283,7 +286,7 @@ class TablePart:
 
 @dataclass(slots=True)
 class PartReader:
-    """Reads records for a shuffle; see :class:`~strandline.model.sink.RowReader`."""
+    """Turns records into rows for other workers, whose rows are shuffled, and counts what it was given."""
 
     part: TablePart
     _tally: InputCount = field(default_factory=InputCount)
@@ -291,7 +294,7 @@ class PartReader:
     _given: int = 0
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """The rows of these records."""
+        """The rows of these records, which come in the order of their offsets."""
         for records in self._tally.counted(batches, None, by_record_key=False):
             shaped = self.part.shaped(records)
             self._bad.append(shaped.bad)
@@ -305,7 +308,7 @@ class PartReader:
         return self._tally.first, self._tally.next, self._tally.records
 
     def report(self) -> Written:
-        """Write the dead letters, and report what was read."""
+        """Write the dead letters, and report what was read. Call it after ``rows`` has ended."""
         tally, letters = self._tally, pa.concat_tables(self._bad) if self._bad else BAD_SCHEMA.empty_table()
         read = Written(tally.first, tally.next, tally.records, self._given, role="reader", decoded=tally.decoded)
         return self.part.with_letters(read, letters)

@@ -18,7 +18,7 @@ from strandline.errors import Conflict, CorruptData, Diverged, InvalidInput, Not
 from strandline.log.contract import Log
 from strandline.model.arguments import Positive, checked
 from strandline.model.cursor import Cursor
-from strandline.model.sink import TableSink, Written, check_coverage, is_applied
+from strandline.model.sink import is_applied
 from strandline.storage.clock import CHANCE
 from strandline.tables.apply import Work, apply_records
 from strandline.tables.claim import TableClaim
@@ -37,6 +37,7 @@ from strandline.tables.rows.kinds import KINDS
 from strandline.tables.rows.logged import Value
 from strandline.tables.rows.shape import TableShape
 from strandline.tables.work import Rebuild
+from strandline.tables.written import Written, check_coverage
 from strandline.values.codecs.arrow import Kept, TableArrow
 
 _MOST_OFFERED: Final = 10_000
@@ -128,7 +129,7 @@ class FileTableSink(MaintainedTable):
         self._claims.pop(log_id, None)
 
     def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> FileTransaction | None:
-        """Prove the table and plan the parts of a range; see :class:`~strandline.model.sink.TableSink`."""
+        """Prove the table and plan the parts of a range; see :class:`~strandline.tables.apply.TableSink`."""
         with self._followed.looked_at_again(since.log_id):
             return self._begun(since, upto, tasks)
 
@@ -226,7 +227,7 @@ class FileTableSink(MaintainedTable):
         letters = self._opened_letters(version, upto.at(start))
         parts = tuple(replace(part, old=(), known_letters=None) for part in self._parts(version, 0, letters, tasks))
         written = work(parts)
-        check_coverage(written, parts, start, upto.next)
+        check_coverage(written, parts[0].takes, len(parts), start, upto.next)
         self._bad_share.check_written(written, upto.next - start)
         if letters is not None:
             letters.commit(written, version.id, beginning, upto)
@@ -288,7 +289,7 @@ class FileTableSink(MaintainedTable):
         self._followed.accept(version, to, told_move(former, to))
         self._forget(former.log_id)
 
-    def apply(self: TableSink, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
+    def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
         """Commit the range with its cursor, exactly once; see :class:`~strandline.model.sink.Sink`.
 
         Commits of other writers that changed no row, such as an OPTIMIZE, are allowed.
@@ -296,7 +297,7 @@ class FileTableSink(MaintainedTable):
         apply_records(self, records, since=since, upto=upto)
 
     def decoded_schema(self) -> pa.Schema:
-        """The columns of decoded changes; see :class:`~strandline.model.sink.TransformableSink`."""
+        """The columns of decoded changes. ``InvalidInput`` if the sink has a transform of its own."""
         return self._decoding().decoded_schema()
 
     def _decoding(self) -> TableShape:

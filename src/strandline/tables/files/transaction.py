@@ -8,17 +8,17 @@ from typing import Any
 
 from strandline.errors import Conflict, CorruptData, StorageError
 from strandline.model.cursor import Cursor
-from strandline.model.sink import Written, check_coverage
 from strandline.tables.claim import TableClaim
 from strandline.tables.files.followed import FollowedTable, TableVersion
 from strandline.tables.files.letters import LetterBox
 from strandline.tables.files.part import TablePart
 from strandline.tables.rows.bad_records import ANY_SHARE, BadCount, BadShare
+from strandline.tables.written import Written, check_coverage
 
 
 @dataclass(slots=True)
 class FileTransaction:
-    """See :class:`~strandline.model.sink.TableTransaction`. It commits on the version on which the table was proved.
+    """Workers write its parts, then one commit makes them visible, on the version on which the table was proved.
 
     A new table is created by the commit, so that a refused range leaves none behind.
     """
@@ -36,12 +36,16 @@ class FileTransaction:
     """Takes columns that values bring; ``Conflict`` if there are some."""
 
     def commit(self, written: Sequence[Written]) -> None:
-        """Commit what the workers wrote with the cursor, in one version of the table."""
+        """Commit what the workers wrote with the cursor, in one version of the table.
+
+        ``CorruptData`` if they did not see each record exactly once. ``Conflict`` if the table changed since, so that
+        the parts have to be written again; ``Fenced`` if another follower changed it. Nothing was committed then.
+        """
         with self.followed.looked_at_again(self.since.log_id):
             self._commit(written)
 
     def _commit(self, written: Sequence[Written]) -> None:
-        check_coverage(written, self.parts, self.since.next, self.upto.next)
+        check_coverage(written, self.parts[0].takes, len(self.parts), self.since.next, self.upto.next)
         try:
             self.take_columns(written)
         except Conflict as error:

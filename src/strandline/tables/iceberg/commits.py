@@ -12,13 +12,13 @@ from uuid import UUID
 
 from strandline.errors import Conflict, StrandlineError, TransientStorageError
 from strandline.model.cursor import Cursor
-from strandline.model.sink import DataFile
 from strandline.storage.disk import make_own_folder
 from strandline.tables.files.followed import OwnCommit
 from strandline.tables.files.recorded import CHANGE_KEY, COMMIT_KEY, CURSOR_KEY, HOLDER_KEY, START_KEY, told_rebuild
 from strandline.tables.iceberg.files import data_file, location_path
 from strandline.tables.iceberg.history import LOG_KEY, NAME_KEY, ancestors, commit_mark, current_since, start_in
 from strandline.tables.iceberg.table import FollowedIceberg, IcebergVersion
+from strandline.tables.written import DataFile
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table, Transaction

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from strandline.errors import CorruptData, InvalidInput, NotFound, Unsupported
 from strandline.log.contract import Log
@@ -12,7 +12,6 @@ from strandline.log.read.reading import cursor_of
 from strandline.log.read.span_tasks import MOVES, spans_between
 from strandline.model.cursor import Cursor, Span, Start
 from strandline.model.records import READ_SCHEMA
-from strandline.model.sink import Part, Written
 from strandline.storage.task_pool import TaskPool, ThreadPool
 from strandline.tables.apply import Work
 from strandline.tables.files.part import TablePart
@@ -20,6 +19,7 @@ from strandline.tables.maintain.comparison import RowDifferences, compared_share
 from strandline.tables.maintain.contract import ComparedInDatabase, MaintainedTable
 from strandline.tables.maintain.range_pin import rebuild_pin
 from strandline.tables.work import IN_PROCESS, Rebuild, Workers
+from strandline.tables.written import Written
 
 Rewrite: TypeAlias = Callable[[Cursor, Cursor, Work, int], None]
 """Replaces all rows of a table by those that workers write; takes the two cursors, the work and their number."""
@@ -67,10 +67,10 @@ def rebuilt_files(job: Rebuild, began: int, rewrite: Rewrite, where: str) -> Cur
     beginning, spans, end = job.planned(began)
     workers = job.workers or IN_PROCESS
 
-    def work(parts: Sequence[Part]) -> Sequence[Written]:
+    def work(parts: Sequence[TablePart]) -> Sequence[Written]:
         done = _written(job, parts, spans, range(beginning.next, end.next))
         if job.is_verified:
-            part = cast("TablePart", parts[0])
+            part = parts[0]
             paths = [file.path for one in done for file in one.added]
             held = range(beginning.next, end.next)
             tasks = share_tasks(part.shape, part.schema, part.files, paths, held, job.pool.count)
@@ -81,7 +81,7 @@ def rebuilt_files(job: Rebuild, began: int, rewrite: Rewrite, where: str) -> Cur
     return end
 
 
-def _written(job: Rebuild, parts: Sequence[Part], spans: Sequence[Span], held: range) -> Sequence[Written]:
+def _written(job: Rebuild, parts: Sequence[TablePart], spans: Sequence[Span], held: range) -> Sequence[Written]:
     """Let the workers write; again if records moved to the cold tier since they were planned."""
     workers = job.workers or IN_PROCESS
     for _ in range(MOVES):

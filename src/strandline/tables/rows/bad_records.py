@@ -12,7 +12,8 @@ from strandline.errors import BadRecord, InvalidInput
 from strandline.model.arguments import shown
 from strandline.model.cursor import batch_fingerprint
 from strandline.model.records import READ_SCHEMA
-from strandline.model.sink import LetterId, Written, without_key
+from strandline.model.sink import without_key
+from strandline.tables.written import LetterId, Written
 
 NO_KEY: Final = "It has no key, and the table keeps its rows by key."
 """The reason of a record without a key in a keyed table."""
