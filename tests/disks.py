@@ -1,8 +1,9 @@
-"""Disk doubles: one that fills up, one that records the order of operations, one that skips fsync."""
+"""Disk doubles: one that fills up, one that records the order of operations, one that skips fsync; and damage."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import Literal, TypeAlias
 from strandline.errors import DiskFull
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.disk import DISK, AppendFile, Disk, FolderRow
+from strandline.testing.simdisk import SimulatedDisk
+from strandline.testing.simdisk.explore import Check, Explored, N, Workload, _blamed, _Explorer
 
 _Parts: TypeAlias = Sequence[bytes | memoryview]
 
@@ -309,3 +312,23 @@ class _SlowFile(_PassingFile):
 
     def sync(self) -> None:
         self._clock.sleep(self._seconds)
+
+
+def damage_everywhere(workload: Workload[N], check: Check[N], *, step: int, piece: bytes) -> Explored:
+    """Put the piece over durable bytes of each file at every ``step`` bytes, after the workload's end, and check.
+
+    The check must accept that damaged data is refused.
+    """
+    explorer = _Explorer(workload, check, (), (), 0, stops=1)
+    disk, notes = SimulatedDisk(), list[N]()
+    workload(disk, notes)
+    for path, data in disk.durable().items():
+        if path not in disk.files():
+            continue  # removed, but not yet durably
+        for at in range(0, len(data), step):
+            found = disk.fork()
+            found.damage(path, at, piece)
+            if explorer._is_new(found, notes):
+                with _blamed(f"{path} is damaged at byte {at}"):
+                    check(found, copy.deepcopy(notes))
+    return explorer.explored()

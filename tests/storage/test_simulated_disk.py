@@ -14,11 +14,11 @@ from strandline.testing.simdisk import (
     CrashMode,
     SimulatedDisk,
     crash_everywhere,
-    damage_everywhere,
     every,
     fail_everywhere,
     fill_everywhere,
 )
+from tests.disks import damage_everywhere
 
 
 @pytest.fixture(params=["local", "simulated"])

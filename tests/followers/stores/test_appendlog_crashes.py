@@ -18,12 +18,12 @@ from strandline.testing.simdisk import (
     CrashMode,
     SimulatedDisk,
     crash_everywhere,
-    damage_everywhere,
     fail_everywhere,
     fill_everywhere,
 )
 from strandline.testing.sinks import DELETE, LOG, changes
 from tests.cases import sampled
+from tests.disks import damage_everywhere
 
 OTHER = UUID(int=2)
 FOLDER, FILE = "/fold", "/fold/fold.log"

@@ -11,11 +11,11 @@ from strandline.testing.simdisk import (
     CrashMode,
     SimulatedDisk,
     crash_everywhere,
-    damage_everywhere,
     fail_everywhere,
     fill_everywhere,
 )
 from tests.cases import sampled
+from tests.disks import damage_everywhere
 from tests.log.wal.workload import check, open_on, payload, values, workload
 
 

@@ -29,8 +29,9 @@ from strandline.model.records import Op, record_batch
 from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK, LocalDisk
 from strandline.testing.clock import ManualClock, SeededChance
-from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere, damage_everywhere
+from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere
 from tests.cases import sampled, some
+from tests.disks import damage_everywhere
 from tests.log.wal.workload import FOLDER, check, workload
 
 WRITER = WriterId(UUID(int=7))

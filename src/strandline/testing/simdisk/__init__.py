@@ -4,34 +4,12 @@
 :func:`crash_everywhere` and similar functions stop a workload at each of its disk operations and check the result.
 """
 
-from strandline.testing.simdisk.choices import Choices, Drawn, every
-from strandline.testing.simdisk.disk import Moment, SimulatedAction, SimulatedCall, SimulatedDisk
-from strandline.testing.simdisk.explore import (
-    Check,
-    Explored,
-    Workload,
-    crash_everywhere,
-    damage_everywhere,
-    fail_everywhere,
-    fill_everywhere,
-)
-from strandline.testing.simdisk.nodes import POWER, CrashMode
-
-__all__ = [
-    "POWER",
-    "Check",
-    "Choices",
-    "CrashMode",
-    "Drawn",
-    "Explored",
-    "Moment",
-    "SimulatedAction",
-    "SimulatedCall",
-    "SimulatedDisk",
-    "Workload",
-    "crash_everywhere",
-    "damage_everywhere",
-    "every",
-    "fail_everywhere",
-    "fill_everywhere",
-]
+from strandline.testing.simdisk.choices import every as every
+from strandline.testing.simdisk.disk import Moment as Moment
+from strandline.testing.simdisk.disk import SimulatedAction as SimulatedAction
+from strandline.testing.simdisk.disk import SimulatedDisk as SimulatedDisk
+from strandline.testing.simdisk.explore import crash_everywhere as crash_everywhere
+from strandline.testing.simdisk.explore import fail_everywhere as fail_everywhere
+from strandline.testing.simdisk.explore import fill_everywhere as fill_everywhere
+from strandline.testing.simdisk.nodes import POWER as POWER
+from strandline.testing.simdisk.nodes import CrashMode as CrashMode

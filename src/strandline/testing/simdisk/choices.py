@@ -58,6 +58,3 @@ def every(run: Callable[[Choices], R]) -> Iterator[R]:
             return
         script = [chosen for chosen, _ in made]
         script[-1] += 1
-
-
-__all__ = ["Choices", "Drawn", "every"]

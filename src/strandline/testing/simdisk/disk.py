@@ -385,6 +385,3 @@ class _SimulatedFile:
         with self._disk._alive():  # noqa: SLF001
             if self._closed or self._life != self._disk._life:  # noqa: SLF001
                 raise StorageError(f"The disk refused {self._path}: it is not open any more.")
-
-
-__all__ = ["MOMENTS", "Moment", "SimulatedAction", "SimulatedCall", "SimulatedDisk"]

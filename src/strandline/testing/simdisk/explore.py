@@ -109,16 +109,6 @@ def fill_everywhere(
     return explorer.explored()
 
 
-def damage_everywhere(workload: Workload[N], check: Check[N], *, step: int, piece: bytes) -> Explored:
-    """Put the piece over durable bytes of each file at every ``step`` bytes, after the workload's end, and check.
-
-    The check must accept that damaged data is refused.
-    """
-    explorer = _Explorer(workload, check, (), (), 0)
-    explorer.damage_everywhere(step, piece)
-    return explorer.explored()
-
-
 @dataclass(slots=True)
 class _Explorer(Generic[N]):
     workload: Workload[N]
@@ -192,20 +182,6 @@ class _Explorer(Generic[N]):
             if not disk.refused:
                 return
             capacity += step
-
-    def damage_everywhere(self, step: int, piece: bytes) -> None:
-        disk, notes = SimulatedDisk(), list[N]()
-        self.workload(disk, notes)
-        for path, data in disk.durable().items():
-            if path not in disk.files():
-                continue  # removed, but not yet durably
-            for at in range(0, len(data), step):
-                found = disk.fork()
-                found.damage(path, at, piece)
-                if self._is_new(found, notes):
-                    with _blamed(f"{path} is damaged at byte {at}"):
-                        self.check(found, copy.deepcopy(notes))
-        self.stops += 1
 
     def _run(self, disk: SimulatedDisk, notes: list[N]) -> None:
         try:
@@ -281,14 +257,3 @@ def _blamed(where: str) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"The disk: {where}.")
         raise
-
-
-__all__ = [
-    "Check",
-    "Explored",
-    "Workload",
-    "crash_everywhere",
-    "damage_everywhere",
-    "fail_everywhere",
-    "fill_everywhere",
-]

@@ -313,6 +313,3 @@ def crash_below(root: Folder, mode: CrashMode, choices: Choices) -> None:
     files = {id(node): node for _, node in walk(root) if isinstance(node, File)}
     for file in files.values():
         file.crash(mode, choices)
-
-
-__all__ = ["POWER", "Change", "CrashMode", "File", "Folder", "Node", "Step", "crash_below", "observable_state", "walk"]

@@ -171,6 +171,3 @@ def _removals(folder: Folder) -> Iterator[Step]:
         if isinstance(node, Folder):
             yield from _removals(node)
         yield Step(folder, name, None)
-
-
-__all__ = ["Tree", "clean"]
