@@ -134,15 +134,6 @@ def test_a_retry_of_an_event_before_the_last_one_is_refused():
         update_segment(deleting, finish)
 
 
-def test_an_event_of_another_segment_is_refused_whatever_it_says():
-    other = SegmentId(ORDERS, UUID(int=1))
-    current = segment(SegmentState.COPY_STARTED)
-    with pytest.raises(InvalidInput, match="cannot change"):
-        update_segment(current, update(SegmentState.COPY_FINISHED, segment=other))
-    with pytest.raises(InvalidInput, match="cannot change"):
-        add_segment(current, segment(SegmentState.COPY_STARTED, segment=other))
-
-
 # --- the deletion of a partition: every state, every event -----------------------------------------------------
 
 
@@ -162,9 +153,3 @@ def test_an_exact_retry_of_the_last_deletion_event_is_a_no_op(state):
     current = deletion(state)
     assert advance_deletion(current, deletion(state)) is current
     assert advance_deletion(current, deletion(state, partition=RENAMED)) is current
-
-
-def test_a_deletion_of_another_partition_is_refused():
-    other = TopicPartition("orders", ORDERS.topic_id, 8)
-    with pytest.raises(InvalidInput, match="cannot change"):
-        advance_deletion(deletion(PartitionDeleteState.MARKED), deletion(PartitionDeleteState.STARTED, partition=other))

@@ -27,7 +27,14 @@ from strandline.tier.metadata.cache_load import load
 from strandline.tier.metadata.cache_rows import CacheRows, Partition
 from strandline.tier.metadata.cache_tables import TERM_BITS, dump, sort_key, term_key
 from strandline.tier.metadata.columns import GONE
-from strandline.tier.metadata.lifecycle import UPDATE_STEPS, Removed, add_segment, advance_deletion, update_segment
+from strandline.tier.metadata.lifecycle import (
+    UPDATE_STEPS,
+    Removed,
+    add_segment,
+    advance_deletion,
+    check_removed,
+    update_segment,
+)
 from strandline.tier.metadata.terms import NONE
 
 _REMEMBERED: Final = 4096
@@ -208,7 +215,7 @@ class SegmentCache:
         if row != NONE:
             add_segment(self._rows.columns.metadata(row, known.key), event)
             return False
-        add_segment(self._removed_segment(event.segment, b""), event)
+        check_removed(self._removed.get(event.segment), event)
         if known.is_deleted:
             raise InvalidInput(
                 f"Segment {event.segment} cannot be added: the deletion of its partition has finished. Nothing will "
@@ -228,7 +235,7 @@ class SegmentCache:
         known = self._rows.known(event.segment.partition)
         row = self._rows.row(known, event.segment.id)
         if row == NONE:
-            update_segment(self._removed_segment(event.segment, event.custom_metadata), event)
+            check_removed(self._removed.get(event.segment), event)
             return None
         if (self._rows.columns.state[row], event.state) in UPDATE_STEPS:
             return known, row
@@ -267,10 +274,6 @@ class SegmentCache:
             self._rows.clear(known)
             self._count()
         return True
-
-    def _removed_segment(self, segment: SegmentId, custom: bytes | None) -> SegmentMetadata | None:
-        last = self._removed.get(segment)
-        return None if last is None else last.as_metadata(segment, custom)
 
     def to_tables(self) -> dict[str, pa.Table]:
         """The whole cache as tables; :meth:`from_tables` restores an equal cache."""

@@ -1,7 +1,7 @@
 """State transitions of segments and of partition deletions: pure, and the same on every node.
 
 An exact retry of the last event changes nothing, so a publisher that lost the answer may publish again. Any other event
-that is not the next step is :class:`InvalidInput`, which names both states.
+that is not the next step is :class:`InvalidInput`, which names both states. The caller looks up the state by the event.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
-from uuid import UUID
 
 from strandline.errors import InvalidInput
 from strandline.model.segments import (
     PartitionDelete,
     PartitionDeleteState,
-    SegmentId,
     SegmentMetadata,
     SegmentState,
     SegmentUpdate,
-    TopicPartition,
 )
 
 _SEGMENT_STEPS: Final[dict[SegmentState, frozenset[SegmentState]]] = {
@@ -34,6 +31,8 @@ _DELETION_STEPS: Final[dict[PartitionDeleteState | None, PartitionDeleteState | 
     PartitionDeleteState.STARTED: PartitionDeleteState.FINISHED,
     PartitionDeleteState.FINISHED: None,
 }
+_ONCE: Final = "add a segment once, when its copy starts"
+_LOOK: Final = "look up where it is now"
 
 
 def add_segment(current: SegmentMetadata | None, event: SegmentMetadata) -> SegmentMetadata:
@@ -41,20 +40,16 @@ def add_segment(current: SegmentMetadata | None, event: SegmentMetadata) -> Segm
 
     Only a segment that is not known, in the state copy started, can be added.
     """
-    if current is not None and event.segment != current.segment:
-        raise _another(event.segment, current.segment)
     if event.state is SegmentState.COPY_STARTED and (current is None or event == current):
         return event if current is None else current
     state = None if current is None else current.state
-    raise _refused(f"Segment {event.segment}", state, event.state, "add a segment once, when its copy starts")
+    raise _refused(f"Segment {event.segment}", state, event.state, _ONCE)
 
 
 def update_segment(current: SegmentMetadata | None, event: SegmentUpdate) -> SegmentMetadata:
     """The segment after the update; ``current`` itself if this update was the last event."""
     if current is None:
         raise _refused(f"Segment {event.segment}", None, event.state, "add it first")
-    if event.segment != current.segment:
-        raise _another(event.segment, current.segment)
     updated = replace(
         current,
         broker=event.broker,
@@ -67,28 +62,21 @@ def update_segment(current: SegmentMetadata | None, event: SegmentUpdate) -> Seg
     # Only an add leads to copy started: an update to it is never the last event again, even if it changes nothing.
     if updated == current and event.state is not SegmentState.COPY_STARTED:
         return current
-    raise _refused(f"Segment {event.segment}", current.state, event.state, "look up where it is now")
+    raise _refused(f"Segment {event.segment}", current.state, event.state, _LOOK)
 
 
 def advance_deletion(current: PartitionDelete | None, event: PartitionDelete) -> PartitionDelete:
     """The partition's deletion after the event; ``current`` itself if this was the last event."""
-    if current is not None:
-        if event.partition != current.partition:
-            raise _another(event.partition, current.partition)
-        if event == current:
-            return current
+    if current is not None and event == current:
+        return current
     state = None if current is None else current.state
     if event.state is not _DELETION_STEPS[state]:
-        raise _refused(f"The deletion of {event.partition}", state, event.state, "look up where it is now")
+        raise _refused(f"The deletion of {event.partition}", state, event.state, _LOOK)
     return event
 
 
 def _refused(what: str, state: object, wanted: object, advice: str) -> InvalidInput:
     return InvalidInput(f"{what} cannot go from {state or 'none'} to {wanted}: {advice}.")
-
-
-def _another(named: object, current: object) -> InvalidInput:
-    return InvalidInput(f"An event of {named} cannot change {current}: apply each event to its own segment.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,38 +90,19 @@ class Removed:
     @classmethod
     def by(cls, event: SegmentUpdate) -> Removed:
         """The record of the event that removed the segment."""
-        return cls(event.broker, event.event_timestamp, _digest(event.custom_metadata))
-
-    def as_metadata(self, segment: SegmentId, custom: bytes | None) -> SegmentMetadata:
-        """The removed segment as a value that compares with a retry, which has ``custom`` as its custom metadata.
-
-        Only its state and the fields of an update are its own.
-        """
-        is_same = _digest(custom) == self.custom_digest
-        return replace(
-            _ANY,
-            segment=segment,
-            broker=self.broker,
-            event_timestamp=self.event_timestamp,
-            custom_metadata=custom if is_same else b"other" if custom is None else custom + b"?",
-            state=SegmentState.DELETE_FINISHED,
-        )
+        custom = event.custom_metadata
+        digest = None if custom is None else blake2b(custom, digest_size=16).digest()
+        return cls(event.broker, event.event_timestamp, digest)
 
 
-def _digest(custom: bytes | None) -> bytes | None:
-    return None if custom is None else blake2b(custom, digest_size=16).digest()
-
-
-_ANY: Final = SegmentMetadata(
-    segment=SegmentId(TopicPartition("", UUID(int=0), 0), UUID(int=0)),
-    start=0,
-    end=0,
-    broker=0,
-    max_timestamp=0,
-    event_timestamp=0,
-    terms=((0, 0),),
-    size=0,
-)
+def check_removed(last: Removed | None, event: SegmentMetadata | SegmentUpdate) -> None:
+    """Refuse an event of a segment that is not there, unless it adds a new one or is the one that removed it."""
+    if last is None:
+        add_segment(None, event) if isinstance(event, SegmentMetadata) else update_segment(None, event)
+    elif isinstance(event, SegmentMetadata):
+        raise _refused(f"Segment {event.segment}", SegmentState.DELETE_FINISHED, event.state, _ONCE)
+    elif event.state is not SegmentState.DELETE_FINISHED or Removed.by(event) != last:
+        raise _refused(f"Segment {event.segment}", SegmentState.DELETE_FINISHED, event.state, _LOOK)
 
 
 UPDATE_STEPS: Final = frozenset((state.value, wanted) for state, steps in _SEGMENT_STEPS.items() for wanted in steps)
