@@ -118,10 +118,13 @@ class PoisonContract(QueueFixtures):
         consumer.flush()
         assert first_to_come(five) == 3
 
-    def test_more_poison_than_the_limit_raises_and_leaves_the_cursor(self, five: QueuePlace) -> None:
+    def test_more_poison_than_the_limit_raises_and_leaves_the_cursor(
+        self, five: QueuePlace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("strandline.followers.consumer.reader.MOST_DEAD_LETTERS", 2)
         for path in self.locations(five)[1:4]:
             self.damage(five, path)
-        consumer = five.open(on_poison="dead-letter", dead_letter_limit=2)
+        consumer = five.open(on_poison="dead-letter")
         for _ in range(2):
             with pytest.raises(TooManyDeadLetters, match="limit") as raised:
                 self.read_all(consumer, way="next_batch")
@@ -167,9 +170,12 @@ class PoisonContract(QueueFixtures):
             old.next_batch()
         assert (old.dead_letters, self.kept(five)) == (0, [])
 
-    def test_a_caller_that_fetches_by_descriptors_can_dead_letter_a_batch(self, five: QueuePlace) -> None:
+    def test_a_caller_that_fetches_by_descriptors_can_dead_letter_a_batch(
+        self, five: QueuePlace, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("strandline.followers.consumer.reader.MOST_DEAD_LETTERS", 1)
         self.damage(five, self.locations(five)[1])
-        consumer = five.open(dead_letter_limit=1)
+        consumer = five.open()
         descriptors = consumer.next_descriptors(3)
         with pytest.raises(CorruptData):
             consumer.fetch_descriptor(descriptors[1])

@@ -246,8 +246,8 @@ def test_a_twin_that_moves_its_cursor_before_the_fetch_is_caught(monkeypatch: py
 
     def hand_out_at_once(self: BatchReader, limit: int, since: int | None = None) -> list[Entry]:
         found = peek(self, limit, since)
-        with self._state:
-            self._progress.hand_out(found)
+        with self.state:
+            self.progress.hand_out(found)
         return found
 
     monkeypatch.setattr(BatchReader, "peek", hand_out_at_once)

@@ -101,9 +101,9 @@ def test_a_round_that_fails_is_logged_and_the_next_one_comes(
 
 def test_closing_stops_it_at_once(queue: Watched, clock: ManualClock) -> None:
     consumer = Consumer(queue, clock=clock)
-    assert consumer._threads.trimmer.running
+    assert consumer._threads.trimmer.is_alive()
     consumer.close()
-    assert not consumer._threads.trimmer.running
+    assert not consumer._threads.trimmer.is_alive()
     clock.advance(3000.0)
     assert not queue.rounds.acquire(blocking=False)
 
@@ -114,7 +114,7 @@ def test_closing_stops_it_even_if_the_flush_fails(queue: Watched, clock: ManualC
     consumer.ack(0)
     with line.down(), pytest.raises(StorageError):
         consumer.close()
-    assert not consumer._threads.trimmer.running
+    assert not consumer._threads.trimmer.is_alive()
     consumer.close()
     assert Consumer(queue, trim_every=None).next_to_ack == 1
 
@@ -126,12 +126,12 @@ def test_a_fenced_consumer_s_is_stopped_too(queue: Watched, clock: ManualClock) 
     Consumer(open_log(queue._log.store), trim_every=None)
     with pytest.raises(Fenced):
         consumer.close()
-    assert not consumer._threads.trimmer.running
+    assert not consumer._threads.trimmer.is_alive()
 
 
 def test_a_consumer_that_was_never_closed_stops_its_trimmer(queue: Watched, clock: ManualClock) -> None:
     consumer = Consumer(queue, clock=clock)
-    thread = consumer._threads.trimmer._thread
+    thread = consumer._threads.trimmer
     del consumer
     gc.collect()
     thread.join(SOON)

@@ -13,9 +13,8 @@ from strandline.compat.v1.log import NamedFormat
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.followers.consumer.background import ConsumerThreads
 from strandline.followers.consumer.batch import ConsumedBatch, FetchHandle
-from strandline.followers.consumer.dead_letters import BatchDeadLetters
 from strandline.followers.consumer.opening import DEFAULT_SLOT, ConsumerSource, queue_at
-from strandline.followers.consumer.progress import AckProgress, AckStep, Gauges
+from strandline.followers.consumer.progress import AckProgress, AckStep
 from strandline.followers.consumer.reader import BatchReader
 from strandline.log.queue.contract import start_of
 from strandline.log.read.reading import AHEAD_BYTES, pauses
@@ -86,7 +85,6 @@ class Consumer:
         holder: Named | None = None,
         ack_every: Positive = 100,
         on_poison: OnPoison = "raise",
-        dead_letter_limit: int = 16,
         dead_letters: Address | None = None,
         trim_every: Duration | None = 300.0,
         format: NamedFormat | None = None,  # noqa: A002 - as in open
@@ -109,8 +107,7 @@ class Consumer:
                 fences no consumer.
             ack_every: After how many acknowledgements they are made durable.
             on_poison: How to handle a batch whose object is damaged or missing: ``"raise"``, which leaves the
-                cursor before it, or ``"dead-letter"``, which stores its remains and continues.
-            dead_letter_limit: How many batches this consumer may dead-letter before it raises.
+                cursor before it, or ``"dead-letter"``, which stores its remains and continues, up to 16 times.
             dead_letters: Folder or bucket for dead letters, of a log that has no object store: a write-ahead log, or a
                 node's. Needed there for ``on_poison="dead-letter"``.
             trim_every: Seconds between trims of the log in the background; None for none.
@@ -146,15 +143,12 @@ class Consumer:
             if self._opened is not None:
                 self._opened.close()
             raise
-        self._gauges = Gauges(self._queue.url, self._queue.slot)
-        self._letters = BatchDeadLetters(
-            self._queue, self._progress, self._gauges, self._state, limit=dead_letter_limit, raises=on_poison == "raise"
-        )
-        self._reader = BatchReader(self._queue, self._progress, self._gauges, self._letters, self._state, clock=clock)
+        self._reader = BatchReader(self._queue, self._progress, self._state, on_poison == "raise", clock)
+        self._gauges = self._reader.gauges
         with contextlib.suppress(StrandlineError):  # the first call that needs it raises
             self._reader.peek(0)  # the length is known from the beginning
         self._threads = ConsumerThreads(self, self._queue, trim_every=trim_every, clock=clock)
-        self._reader.look = self._threads.heartbeat.look
+        self._reader.look = self._threads.look
         self._origin = Origin(f"The consumer of {self._queue.url}", self)
 
     def __repr__(self) -> str:
@@ -279,7 +273,7 @@ class Consumer:
         """
         self._reader.check_open()
         with self._reader.lock:
-            return self._letters.set_aside(descriptor, reason)
+            return self._reader.set_aside(descriptor, reason)
 
     def ack(self, sequence: BatchSequence) -> None:
         """Acknowledge the next batch; every ``ack_every`` of them are made durable.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from os import PathLike
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Final, TypeAlias, cast
 
 from strandline.compat.v1.log import NamedFormat, QueueLog, open_format
 from strandline.compat.v1.queue import V1Queue
@@ -28,22 +29,6 @@ ConsumerSource: TypeAlias = Address | LogReading | QueueLog | Queue
 DEFAULT_SLOT: Final = "default"
 
 
-@runtime_checkable
-class Tiered(Protocol):
-    """A log over two tiers."""
-
-    @property
-    def hot(self) -> object:
-        """The log without its cold tier."""
-
-
-class OpenedQueue(NamedTuple):
-    """A queue, and the log that was opened for it, if any: closing the consumer closes that, too."""
-
-    queue: Queue
-    opened: Closing | None = None
-
-
 def queue_at(
     source: ConsumerSource,
     *,
@@ -55,8 +40,8 @@ def queue_at(
     options: Mapping[str, str] | None,
     clock: Clock,
     chance: Chance,
-) -> OpenedQueue:
-    """The queue at an address, of an opened log, or the given one. Nothing is claimed yet.
+) -> tuple[Queue, Closing | None]:
+    """The queue at an address, of an opened log, or the given one; and what was opened for it. Nothing is claimed yet.
 
     An object log at an address is read without its cold tier: while the slot is held, its batches are retained. One
     that was opened with its cold tier is read across both.
@@ -69,43 +54,30 @@ def queue_at(
     if dead_letters is not None and isinstance(log, ObjectLog | QueueLog | Queue):
         raise InvalidInput("dead_letters= is for a log without an object store: this one keeps them in its own.")
     if isinstance(log, ObjectLog):
-        return OpenedQueue(ObjectLogQueue(log, slot, start=start))
+        return ObjectLogQueue(log, slot, start=start), None
     if isinstance(log, QueueLog):
         if slot not in (DEFAULT_SLOT, SLOT) or start != "retained":
             raise InvalidInput(
                 "A queue of version 1 has one slot, which begins with the listed batches: it takes neither "
                 f"slot={slot!r} nor start={start!r}. Pass last_acked to begin elsewhere."
             )
-        return OpenedQueue(V1Queue(log))
+        return V1Queue(log), None
     if isinstance(log, Queue):
-        return OpenedQueue(log)
-    try:
-        queue = _slot_queue(log, slot, start, dead_letters, sets_aside=sets_aside, options=options, clock=clock)
-    except BaseException:
+        return log, None
+    with ExitStack() as closing:
         if opened is not None:
-            opened.close()
-        raise
-    return OpenedQueue(queue, opened)
-
-
-def _slot_queue(
-    log: object,
-    slot: str,
-    start: Start,
-    dead_letters: Address | None,
-    *,
-    sets_aside: bool,
-    options: Mapping[str, str] | None,
-    clock: Clock,
-) -> SlotQueue:
-    require(log, "consumed", *READING, slots=True)
-    url = getattr(log, "url", None) or repr(log)
-    letters = None if dead_letters is None else open_store(dead_letters, options)
-    if letters is None and isinstance(log, Tiered) and isinstance(log.hot, ObjectLog):
-        letters = log.hot.store
-    if sets_aside and letters is None:
-        raise InvalidInput(no_letters(url))
-    return SlotQueue(cast("Log", log), slot, start=start, url=url, letters=letters, clock=clock)
+            closing.enter_context(opened)
+        require(log, "consumed", *READING, slots=True)
+        url = getattr(log, "url", None) or repr(log)
+        hot = getattr(log, "hot", None)  # of a log over two tiers
+        letters = hot.store if isinstance(hot, ObjectLog) else None
+        if dead_letters is not None:
+            letters = open_store(dead_letters, options)
+        if sets_aside and letters is None:
+            raise InvalidInput(no_letters(url))
+        queue = SlotQueue(cast("Log", log), slot, start=start, url=url, letters=letters, clock=clock)
+        closing.pop_all()
+    return queue, opened
 
 
 def _open(address: Address, *, format: NamedFormat | None, **settings: Any) -> object:  # noqa: A002

@@ -2,77 +2,78 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
-from strandline.errors import ConsumerClosed, CorruptData, NotFound
+from strandline.errors import ConsumerClosed, CorruptData, NotFound, TooManyDeadLetters
 from strandline.followers.consumer.batch import BatchPiece, ConsumedBatch, FetchHandle
-from strandline.followers.consumer.dead_letters import BatchDeadLetters
 from strandline.followers.consumer.progress import AckProgress, Gauges
 from strandline.log.queue.contract import Queue, start_of
 from strandline.log.read.reading import fetch_in_order
 from strandline.model.head import Descriptor
 from strandline.storage.clock import Clock
 
+_LOGGER: Final = logging.getLogger(__name__)
 _DESCRIPTORS: Final = 64
 """Number of descriptors that the read-ahead requests at a time."""
+MOST_DEAD_LETTERS: Final = 16
+"""How many batches a consumer sets aside: more of them are not an accident."""
 
 
+@dataclass(slots=True, eq=False)
 class BatchReader:
-    """Reads the batches of a claimed queue in order. ``state`` guards the positions in ``progress``.
+    """Reads the batches of a claimed queue in order, and sets aside those that cannot be read, up to a limit.
 
     It does not refer to its consumer, which can be garbage-collected unclosed.
     """
 
-    def __init__(
-        self,
-        queue: Queue,
-        progress: AckProgress,
-        gauges: Gauges,
-        letters: BatchDeadLetters,
-        state: threading.Lock,
-        *,
-        clock: Clock,
-    ) -> None:
-        self.lock = threading.Lock()
-        """Protects the read cursor, with its I/O."""
-        self.closed = False
-        self.handle = FetchHandle(queue.fetcher())
-        """Reads batches by their descriptors."""
-        self.look: Callable[[], None] = lambda: None
-        """Called at each read of the listing: looks for a limit of the slot that was set meanwhile."""
-        self._queue = queue
-        self._progress = progress
-        self._gauges = gauges
-        self._letters = letters
-        self._state = state
-        self._clock = clock
+    queue: Queue
+    progress: AckProgress
+    state: threading.Lock
+    """Guards the positions in ``progress``, and the gauges."""
+    raises: bool
+    """Whether an unreadable batch is an error, unless the caller sets it aside."""
+    clock: Clock
+    handle: FetchHandle = field(init=False)
+    """Reads batches by their descriptors."""
+    gauges: Gauges = field(init=False)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Protects the read cursor, with its I/O."""
+    closed: bool = False
+    look: Callable[[], None] = lambda: None
+    """Called at each read of the listing: looks for a limit of the slot that was set meanwhile."""
+
+    def __post_init__(self) -> None:
+        self.handle = FetchHandle(self.queue.fetcher())
+        self.gauges = Gauges(self.queue.url, self.queue.slot)
 
     def check_open(self) -> None:
         """``ConsumerClosed`` after the consumer was closed."""
         if self.closed:
-            raise ConsumerClosed(f"The consumer of {self._queue.url} is closed: open a new one.")
+            raise ConsumerClosed(f"The consumer of {self.queue.url} is closed: open a new one.")
 
     @property
     def position(self) -> int:
         """The read cursor: the next position to deliver."""
-        with self._state:
-            return self._progress.read
+        with self.state:
+            return self.progress.read
 
     def peek(self, limit: int, since: int | None = None) -> list[Descriptor]:
         """Up to ``limit`` descriptors from a position on, by default the read cursor; updates the gauges."""
         self.check_open()
         self.look()
-        found = self._queue.peek(self.position if since is None else since, limit)
-        with self._state:
-            self._gauges.peeked(found)
+        found = self.queue.peek(self.position if since is None else since, limit)
+        with self.state:
+            self.gauges.peeked(found)
         return list(found.descriptors)
 
     def fetch(self, descriptor: Descriptor) -> ConsumedBatch:
         """Read a batch, and record its lag; moves no cursor."""
         batch = self.handle.fetch(descriptor)
-        self._gauges.fetched(descriptor, self._clock.now())
+        self.gauges.fetched(descriptor, self.clock.now())
         return batch
 
     def fetch_next(self) -> ConsumedBatch | None:
@@ -85,18 +86,44 @@ class BatchReader:
             try:
                 return self.fetch(descriptor)
             except (CorruptData, NotFound) as error:
-                self._letters.take(descriptor, error)
+                self._take_letter(descriptor, error)
         return None
+
+    def _take_letter(self, descriptor: Descriptor, error: CorruptData | NotFound) -> None:
+        """Set an unreadable batch aside, with a warning, or raise its error. The caller holds the lock."""
+        if self.raises:
+            raise error
+        try:
+            where = self.set_aside(descriptor, str(error))
+        except TooManyDeadLetters as limit:
+            raise limit from error
+        _LOGGER.warning("Batch %d of %s was set aside as %s: %s", descriptor.sequence, self.queue.url, where, error)
+
+    def set_aside(self, descriptor: Descriptor, reason: str) -> str:
+        """Durably store what is left of a batch, and move past it; returns its location. The caller holds the lock."""
+        with self.state:
+            self.progress.check_aside(descriptor)
+        if (before := self.gauges.dead_letters) >= MOST_DEAD_LETTERS:
+            raise TooManyDeadLetters(
+                f"Batch {descriptor.sequence} ({descriptor.location}) of {self.queue.url} cannot be read, and "
+                f"{before} were set aside before it, which is the limit: find out what damages them. The cursor stays "
+                f"before it. {reason}"
+            )
+        where = self.queue.dead_letter(descriptor, reason)  # durable before the consumer continues
+        with self.state:
+            self.progress.set_aside(descriptor)
+            self.gauges.set_aside()
+        return where
 
     def hand_out(self, descriptors: list[Descriptor]) -> None:
         """Move the read cursor past batches that are delivered now. The caller holds the lock."""
-        with self._state:
-            self._progress.hand_out(descriptors)
+        with self.state:
+            self.progress.hand_out(descriptors)
 
     def take_back(self, descriptor: Descriptor) -> None:
         """Move the read cursor back before a batch that did not reach the caller of the consumer."""
-        with self.lock, self._state:
-            self._progress.take_back(descriptor)
+        with self.lock, self.state:
+            self.progress.take_back(descriptor)
 
     def batches(self, *, parallel: int, ahead: int) -> Iterator[ConsumedBatch]:
         """All batches after the read cursor, read ahead in parallel; skips those that another call has delivered."""
@@ -113,10 +140,10 @@ class BatchReader:
                         if start_of(piece.descriptor) != self.position:
                             break  # another call delivered a part of it: read the descriptors again
                         if piece.poison is not None:
-                            self._letters.take(piece.descriptor, piece.poison)
+                            self._take_letter(piece.descriptor, piece.poison)
                             continue
                         self.check_open()
-                        self._gauges.fetched(piece.descriptor, self._clock.now())
+                        self.gauges.fetched(piece.descriptor, self.clock.now())
                         batch = ConsumedBatch(piece.descriptor, tuple(pages))
                         self.hand_out([piece.descriptor])  # last: a handed-out batch is also delivered
                 except BaseException:
