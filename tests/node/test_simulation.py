@@ -23,7 +23,7 @@ from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas, bootstrapping
-from strandline.node.lead.tiering import TiererSlot
+from strandline.node.lead.tiering import TiererSlots
 from strandline.node.messages import Caller
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
@@ -461,12 +461,12 @@ def trims_before_its_tierer_has_looked(patch):
 
 def trims_beyond_what_is_copied(patch):
     """Broken: the tierer's slot moves to the end of the log, whatever was copied."""
-    advance = TiererSlot.advance
+    advance = TiererSlots.advance
 
-    def too_far(self, to):
-        advance(self, Cursor(to.log_id, max(to.next, self.slots.table._bounds().next)))
+    def too_far(self, name, holder, epoch, to):
+        advance(self, name, holder, epoch, Cursor(to.log_id, max(to.next, self.table()._bounds().next)))
 
-    patch.setattr(TiererSlot, "advance", too_far)
+    patch.setattr(TiererSlots, "advance", too_far)
 
 
 def tiers_what_is_durable(patch):

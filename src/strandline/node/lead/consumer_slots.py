@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, final
 
 from strandline.errors import AlreadyExists, Fenced, InvalidInput, NotFound, NotReady, SlotInvalid
 from strandline.log.slots.rules import check_name
-from strandline.log.slots.table import TableSlot
+from strandline.log.slots.table import TableSlot, named
 from strandline.log.slots.trimming import floor as floor_of
 from strandline.log.wal.slots import WalSlots
 from strandline.model.addresses import CONSUMER_SUFFIX
@@ -24,17 +24,95 @@ MOST_SLOTS: Final = 1000
 _UNCHANGED: Final = "no slot was changed"
 
 
+@checked
+class LedSlots:
+    """Slots in the table of a primary, while it leads. Satisfies :class:`~strandline.log.contract.Slots`.
+
+    A subclass says which of them it shows, and under which names.
+    """
+
+    def __init__(self, table: Callable[[], WalSlots], leadership: Leadership) -> None:
+        """``table`` is the primary's as of each call."""
+        self.table = table
+        self.leadership = leadership
+
+    def _changing(self) -> contextlib.AbstractContextManager[WalSlots]:
+        """The table, for a change of it within the block; raises if this node no longer leads."""
+        raise NotImplementedError
+
+    def _is_shown(self, state: SlotState) -> bool:
+        raise NotImplementedError
+
+    def _stored(self, name: str) -> str:
+        """The name in the table."""
+        return name
+
+    def _shown(self, state: SlotState) -> SlotState:
+        """The slot under the name that its holder knows."""
+        return state
+
+    def create(
+        self, name: str, position: int, *, lifetime: float | None = None, retained_from: int | None = None
+    ) -> SlotState:
+        """Durably create a slot that pins everything from ``position`` on, in either tier.
+
+        ``retained_from`` is the first offset of the log's cold tier, if it has one: a slot may be there, too.
+        """
+        with self._changing() as table:
+            return self._shown(
+                table.create(self._stored(name), position, lifetime=lifetime, retained_from=retained_from)
+            )
+
+    def claim(self, name: str, holder: str) -> TableSlot:
+        """Durably become the slot's holder; another one is fenced."""
+        with self._changing() as table:
+            return TableSlot(self, name, holder, table.claim(self._stored(name), holder).epoch)
+
+    def reset(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
+        """Durably move a slot and make it valid again; its holder is fenced."""
+        with self._changing() as table:
+            return self._shown(table.reset(self._stored(name), position, retained_from=retained_from))
+
+    def drop(self, name: str) -> None:
+        """Durably remove a slot."""
+        with self._changing() as table:
+            table.drop(self._stored(name))
+
+    def touch(self, name: str, epoch: int) -> None:
+        """Keep a slot alive."""
+        with self._changing() as table:
+            table.touch(self._stored(name), epoch)
+
+    def advance(self, name: str, holder: str, epoch: int, to: Cursor) -> None:
+        """Move a slot up; written before the log trims."""
+        with self._changing() as table:
+            table.advance(self._stored(name), holder, epoch, to)
+
+    def flush(self) -> None:
+        """Write positions that are only in memory so far."""
+        with self._changing() as table:
+            table.flush()
+
+    def get(self, name: str) -> SlotState:
+        """One slot, or ``NotFound``."""
+        return named(self.list(), name)
+
+    def list(self) -> Sequence[SlotState]:
+        """The slots, by name."""
+        return [self._shown(state) for state in self.table().list() if self._is_shown(state)]
+
+    def floor(self) -> int | None:
+        """The lowest position that is still needed."""
+        return floor_of(self.list())
+
+
 @final
 @checked
-@dataclass(frozen=True, slots=True)
-class ConsumerSlots:
-    """The slots of consumers, without those of replicas. Satisfies :class:`~strandline.log.contract.Slots`.
+class ConsumerSlots(LedSlots):
+    """The slots of consumers, without those of replicas.
 
     ``NotReady`` if this node no longer leads: ``Fenced`` tells a holder that another one has its slot.
     """
-
-    table: Callable[[], WalSlots]
-    leadership: Leadership
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[WalSlots]:
@@ -45,24 +123,22 @@ class ConsumerSlots:
         with _as_called():
             yield self.table()
 
+    def _is_shown(self, state: SlotState) -> bool:
+        return state.name.endswith(CONSUMER_SUFFIX)
+
+    def _stored(self, name: str) -> str:
+        return check_name(name) + CONSUMER_SUFFIX
+
+    def _shown(self, state: SlotState) -> SlotState:
+        return replace(state, name=state.name.removesuffix(CONSUMER_SUFFIX))
+
     def create(
         self, name: str, position: int, *, lifetime: float | None = None, retained_from: int | None = None
     ) -> SlotState:
-        """Durably create a slot that pins everything from ``position`` on, in either tier.
-
-        ``retained_from`` is the first offset of the log's cold tier, if it has one: a slot may be there, too.
-        """
-        stored = _stored(name)
+        """As the other slots; ``InvalidInput`` beyond the most that a log has."""
         if len(self.list()) >= MOST_SLOTS:
             raise InvalidInput(f"The log has {MOST_SLOTS:,} slots, which is the most: drop one that nobody needs.")
-        with self._changing() as table:
-            return _shown(table.create(stored, position, lifetime=lifetime, retained_from=retained_from))
-
-    def claim(self, name: str, holder: str) -> TableSlot:
-        """Durably become the slot's holder; another one is fenced."""
-        with self._changing() as table:
-            claimed = table.claim(_stored(name), holder)
-        return TableSlot(self, name, holder, claimed.epoch)
+        return super().create(name, position, lifetime=lifetime, retained_from=retained_from)
 
     def resume(self, name: str, holder: str, former: int) -> TableSlot:
         """Resume as the slot's holder after a failover, by a claim on the former primary, of epoch ``former``.
@@ -70,50 +146,12 @@ class ConsumerSlots:
         ``Fenced`` if it was claimed or reset since, or if a later claim is known.
         """
         with self._changing() as table:
-            resumed = table.resume(_stored(name), holder, former)
+            resumed = table.resume(self._stored(name), holder, former)
         return TableSlot(self, name, holder, resumed.epoch)
 
     def copies(self) -> tuple[SlotState, ...]:
         """All slots of consumers as they are stored, for replicas to keep."""
         return tuple(self.table().consumers())
-
-    def reset(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """Durably move a slot and make it valid again; its holder is fenced."""
-        with self._changing() as table:
-            return _shown(table.reset(_stored(name), position, retained_from=retained_from))
-
-    def drop(self, name: str) -> None:
-        """Durably remove a slot."""
-        with self._changing() as table:
-            table.drop(_stored(name))
-
-    def touch(self, name: str, epoch: int) -> None:
-        """Keep a slot alive."""
-        with self._changing() as table:
-            table.touch(_stored(name), epoch)
-
-    def advance(self, name: str, holder: str, epoch: int, to: Cursor) -> None:
-        """Move a slot up; written before the log trims."""
-        with self._changing() as table:
-            table.advance(_stored(name), holder, epoch, to)
-
-    def flush(self) -> None:
-        """Write positions that are only in memory so far."""
-        with self._changing() as table:
-            table.flush()
-
-    def get(self, name: str) -> SlotState:
-        """One slot, or ``NotFound``."""
-        with _as_called():
-            return _shown(self.table().get(_stored(name)))
-
-    def list(self) -> Sequence[SlotState]:
-        """All slots of consumers, by name."""
-        return [_shown(state) for state in self.table().list() if state.name.endswith(CONSUMER_SUFFIX)]
-
-    def floor(self) -> int | None:
-        """The lowest position that a consumer still needs."""
-        return floor_of(self.list())
 
 
 @contextlib.contextmanager
@@ -123,11 +161,3 @@ def _as_called() -> Iterator[None]:
         yield
     except (NotFound, AlreadyExists, Fenced, SlotInvalid) as error:
         raise type(error)(str(error).replace(f"{CONSUMER_SUFFIX}'", "'")) from error
-
-
-def _stored(name: str) -> str:
-    return check_name(name) + CONSUMER_SUFFIX
-
-
-def _shown(state: SlotState) -> SlotState:
-    return replace(state, name=state.name.removesuffix(CONSUMER_SUFFIX))

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Final, final
 from uuid import UUID
 
 from strandline.errors import LogClosed, NotReady, StrandlineError
 from strandline.log.contract import Slot, Slots
-from strandline.log.slots.trimming import floor as floor_of
+from strandline.log.slots.table import TableSlot
 from strandline.log.topic.contract import Topic
 from strandline.log.wal.slots import WalSlots
 from strandline.model.addresses import CONSUMER_SUFFIX
-from strandline.model.cursor import Cursor
 from strandline.model.retention import TIER_SLOT, SlotState
 from strandline.model.segments import COLD_FILE, ColdTier
 from strandline.node.lead.committed_log import CommittedLog
+from strandline.node.lead.consumer_slots import LedSlots
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.options import TierSettings
@@ -39,7 +38,6 @@ from strandline.tier.read.tiered_log import TieredLog
 from strandline.tier.read.tiered_slots import ColdPins, TierableSlots, TieredSlots
 
 _LOGGER = logging.getLogger(__name__)
-_NOT_TIERED: Final = "nothing was tiered"
 _CLOSE_SECONDS: Final = 2.0
 """Seconds that closing waits for the store."""
 
@@ -253,110 +251,53 @@ class NodeTiers(Closing):
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class TiererSlots(TierableSlots):
-    """The slots that a primary's tierer sees: its own, and those of consumers. Satisfies ``Slots``.
+class TiererSlots(LedSlots, TierableSlots):
+    """The slots that a primary's tierer sees: its own, and those of consumers.
 
     Its own is in the primary's log; the cell in the cold tier's store fences it by term. Replicas read the hot tier
     only, and pin no segments.
     """
 
-    table: WalSlots
-    leadership: Leadership
-    claim_cell: ClaimCell
+    def __init__(self, table: WalSlots, leadership: Leadership, claim_cell: ClaimCell) -> None:
+        """``claim_cell`` is the claim of this primary, in its term."""
+        super().__init__(lambda: table, leadership)
+        self._claim_cell = claim_cell
 
-    def _checked(self) -> WalSlots:
-        self.leadership.check(_NOT_TIERED)
-        return self.table
+    @contextmanager
+    def _changing(self) -> Iterator[WalSlots]:
+        self.leadership.check("nothing was tiered")
+        yield self.table()
 
-    def create(
-        self, name: str, position: int, *, lifetime: float | None = None, retained_from: int | None = None
-    ) -> SlotState:
-        """Durably create the tierer's slot."""
-        return self._checked().create(name, position, lifetime=lifetime, retained_from=retained_from)
+    def _is_shown(self, state: SlotState) -> bool:
+        return state.name == TIER_SLOT or state.name.endswith(CONSUMER_SUFFIX)
 
-    def claim(self, name: str, holder: str) -> TiererSlot:
+    def claim(self, name: str, holder: str) -> TableSlot:
         """Become the holder of the tierer's slot, and claim the cold tier for this term."""
-        claimed = self._checked().claim(name, holder)
-        self.claim_cell.take()
-        return TiererSlot(claimed, self)
-
-    def reset(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """Durably move the tierer's slot; its holder is fenced."""
-        return self._checked().reset(name, position, retained_from=retained_from)
-
-    def drop(self, name: str) -> None:
-        """Durably remove the tierer's slot."""
-        self._checked().drop(name)
+        claimed = super().claim(name, holder)
+        self._claim_cell.take()
+        return claimed
 
     def touch(self, name: str, epoch: int) -> None:
         """``Fenced`` unless this node leads, and no primary of a later term has claimed the cold tier."""
-        self._checked().touch(name, epoch)
-        self.claim_cell.check()
+        super().touch(name, epoch)
+        self._claim_cell.check()
 
     def begin_at(self, offset: int) -> int:
         """Let this copy of the log begin where its cold tier does, but not above a slot; returns where it begins.
 
         A former primary trimmed further than this node had, and then expired the segments.
         """
-        return self._checked().begin_at(offset)
+        with self._changing() as table:
+            return table.begin_at(offset)
 
     def retire(self, slot: Slot, segments: Collection[UUID]) -> None:
         """Durably note segments before they are deleted, unless a primary of a later term has claimed the cold tier."""
-        self._checked().touch(slot.name, slot.epoch)
-        self.claim_cell.retire(segments)
+        super().touch(slot.name, slot.epoch)
+        self._claim_cell.retire(segments)
 
     def retired(self) -> Collection[UUID]:
         """The segments that this primary or a former one has noted, and may not have deleted yet."""
-        return self.claim_cell.check().retired
-
-    def flush(self) -> None:
-        """Write positions that are only in memory so far."""
-        self._checked().flush()
-
-    def get(self, name: str) -> SlotState:
-        """One slot, or ``NotFound``."""
-        return self.table.get(name)
-
-    def list(self) -> Sequence[SlotState]:
-        """The tierer's slot and those of consumers, by name."""
-        return [slot for slot in self.table.list() if slot.name == TIER_SLOT or slot.name.endswith(CONSUMER_SUFFIX)]
-
-    def floor(self) -> int | None:
-        """The lowest position that the tierer or a consumer still needs."""
-        return floor_of(self.list())
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class TiererSlot:
-    """The claimed slot of a primary's tierer. Satisfies :class:`~strandline.log.contract.Slot`."""
-
-    claimed: Slot
-    slots: TiererSlots
-
-    @property
-    def name(self) -> str:
-        """The slot's name."""
-        return self.claimed.name
-
-    @property
-    def epoch(self) -> int:
-        """The fencing number of the claim in the primary's log."""
-        return self.claimed.epoch
-
-    def state(self) -> SlotState:
-        """The stored state."""
-        return self.claimed.state()
-
-    def advance(self, to: Cursor) -> None:
-        """Everything below is in segments: the primary's log may be trimmed up to there."""
-        self.slots.leadership.check(_NOT_TIERED)
-        self.claimed.advance(to)
-
-    def touch(self) -> None:
-        """``Fenced`` unless this node leads, and no primary of a later term has claimed the cold tier."""
-        self.slots.touch(self.name, self.epoch)
+        return self._claim_cell.check().retired
 
 
 @final
