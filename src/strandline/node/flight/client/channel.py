@@ -107,8 +107,8 @@ class Channel:
             return [each.body.to_pybytes() for each in answers]
 
     def ask(self, action: str, *, timeout: float | None = None, **fields: Any) -> Fields:
-        """Call an action that answers with one object; ``CorruptData`` for anything else."""
-        answers = self.call(action, timeout=timeout, **fields)
+        """Call an action that answers with one object, or with nothing; ``CorruptData`` for anything else."""
+        answers = self.call(action, timeout=timeout, **fields) or [b"{}"]
         if len(answers) != 1:
             raise CorruptData(f"{self.url} gave {len(answers)} answers to {action!r}: is it a node of this version?")
         return answer(answers[0], self.url)

@@ -1,4 +1,7 @@
-"""Connections to the nodes of one log: finds the primary, follows its changes, and chooses the nodes to read from."""
+"""Connections to the nodes of one log: finds the primary, follows its changes, and chooses the nodes to read from.
+
+Reads are monotonic over all of them: no answer is older than an earlier one.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Literal, TypeAlias, TypeVar, final
+from uuid import UUID
 
 from strandline.errors import (
     CursorExpired,
@@ -25,6 +29,7 @@ from strandline.errors import (
 from strandline.formats.json.fields import Fields
 from strandline.log.read.reading import pauses
 from strandline.model.addresses import as_address, refuse_credentials, split_address
+from strandline.model.cursor import Bounds
 from strandline.node.flight.client.channel import Channel
 from strandline.node.flight.security import ClientSecurity, is_loopback
 from strandline.node.messages import NodeStatus
@@ -116,6 +121,12 @@ class NodeChannels:
         """The nodes to read from, in this order."""
         self._next_check = 0.0
         """When to ask the nodes for their status again."""
+        self.log_id: UUID | None = None
+        """The log's identity, once a node has answered."""
+        self._first = 0
+        """The highest first offset that was shown."""
+        self.end = 0
+        """The highest end of the log that was shown."""
         self.all = tuple(Channel(each, security=security, timeout=timeout) for each in addresses_of(url))
         self._origin = Origin(f"The connection to {url}", self)
 
@@ -175,10 +186,6 @@ class NodeChannels:
         """Call an action of the node that leads, as :meth:`on_primary` does; returns its answer."""
         return self.on_primary(lambda channel: channel.ask(action, **fields), may_repeat=may_repeat)
 
-    def tell_primary(self, action: str, *, may_repeat: bool = False, **fields: Any) -> None:
-        """The same for an action without an answer."""
-        self.on_primary(lambda channel: channel.call(action, **fields), may_repeat=may_repeat)
-
     def _pause(self, waiting: Iterator[float], failure: StrandlineError) -> None:
         pause = next(waiting, 0.0)
         if not pause:
@@ -234,13 +241,56 @@ class NodeChannels:
             self._forget(self._primary)
             self._pause(waiting, failure or NotReady(f"None of {self.url} can be read from now: ask again."))
 
-    def is_led_by(self, channel: Channel) -> bool:
-        """Ask all nodes, and return whether this one leads."""
-        if self.is_one:
-            return True
+    def ask_reader(
+        self, action: str, *, end: str = "end", waits: bool = True, timeout: float | None = None, **fields: Any
+    ) -> tuple[Fields, Channel]:
+        """Call an action of a node to read from; returns its answer, and the node that gave it.
+
+        A node whose log, by the field ``end`` of its answer, ends before an end that was shown is skipped for the next
+        one. With one address nothing is compared: a node never shows less than before.
+        """
+        shown = self.end
+
+        def ask(channel: Channel) -> tuple[Fields, Channel]:
+            found = channel.ask(action, timeout=timeout, **fields)
+            if not self.is_one and end in found:
+                if (there := found.natural(end)) < shown:
+                    self._refuse_shorter(channel, there, shown)
+                self.show(0, there)
+            return found, channel
+
+        return self.on_reader(ask, waits=waits)
+
+    def _refuse_shorter(self, channel: Channel, end: int, shown: int) -> None:
         self._look()
-        primary = self._primary
-        return primary is not None and primary.channel is channel
+        if self._primary is not None and self._primary.channel is channel:
+            raise Diverged(
+                f"Offsets below {shown} of {self.url} were readable, and {channel.url}, which leads, ends at {end}: a "
+                "forced promotion or a restored folder lost them. Rebuild everything that has read them, and open the "
+                "log again."
+            )
+        raise NotReady(f"{channel.url} lags: it ends at {end}, and offsets below {shown} were read. Ask another node.")
+
+    def show(self, first: int, end: int) -> None:
+        """Note bounds that were shown, or the end of an acknowledged append."""
+        with self._lock:
+            self._first = max(self._first, first)
+            self.end = max(self.end, end)
+
+    def shown(self, log_id: UUID, bounds: Bounds) -> Bounds:
+        """The bounds to show for those that a node answered; ``Diverged`` if the node has another log."""
+        self.identify(log_id)
+        if self.is_one:
+            return bounds
+        self.show(bounds.first, bounds.next)
+        return Bounds(min(self._first, bounds.next), bounds.next)
+
+    def identify(self, log_id: UUID) -> None:
+        """Note the log for which a node answered; ``Diverged`` if an earlier answer was for another log."""
+        known = self.log_id
+        if not self.is_one and known is not None and known != log_id:
+            raise Diverged(f"{self.url} is log {log_id} now, and was log {known}: it was replaced. Open it again.")
+        self.log_id = log_id
 
     def reading_urls(self) -> tuple[str, ...]:
         """The addresses of all nodes, best to read from first."""

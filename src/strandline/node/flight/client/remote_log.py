@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import Any, Final, final
 from uuid import UUID
@@ -16,7 +16,6 @@ from strandline.errors import (
     Overloaded,
     TransientStorageError,
 )
-from strandline.formats.json.fields import Fields
 from strandline.formats.node.ticket import ReadTicket
 from strandline.log.contract import LogReading
 from strandline.log.produce.appending import Produces, Shipping, shipping_by
@@ -32,7 +31,6 @@ from strandline.model.head import StoredAppend, WriterId, WriterState
 from strandline.model.node import Membership
 from strandline.model.records import RecordSource
 from strandline.node.flight.client.channel import TIMEOUT, Channel
-from strandline.node.flight.client.monotonic_reads import MonotonicReads
 from strandline.node.flight.client.node_channels import FAILOVER_TIMEOUT, NodeChannels, ReadFrom
 from strandline.node.flight.client.remote_slots import RemoteSlots
 from strandline.node.flight.client.remote_span import RemoteSpan, planned_span, streamed_with_terms
@@ -55,10 +53,6 @@ _LONGEST_WAIT: Final = 10.0
 """Seconds of one waiting call: a node that is gone is noticed in between."""
 
 _FAILED_PAUSE: Final = 0.1
-
-
-def _no_end(_: Fields) -> None:
-    """The answer does not say where the log ends."""
 
 
 @bound_to_process()
@@ -97,7 +91,6 @@ class RemoteLog(WithoutFormat, Produces, LogReading, Closing):
         )
         self._clock = clock
         self._waiter = HeadPoller()
-        self._reads = MonotonicReads(self._nodes)
         self._origin = Origin(f"The remote log {url}", self)
 
     @property
@@ -150,7 +143,7 @@ class RemoteLog(WithoutFormat, Produces, LogReading, Closing):
 
         commit = self._nodes.on_primary(put, may_repeat=append is not None)
         if not isinstance(commit.outcome, TimedOut):
-            self._reads.show(0, commit.bookmark.next)  # reads then skip a replica that does not have it yet
+            self._nodes.show(0, commit.bookmark.next)  # reads then skip a replica that does not have it yet
         return commit
 
     def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
@@ -167,7 +160,7 @@ class RemoteLog(WithoutFormat, Produces, LogReading, Closing):
 
     def append_at(self, offset: int) -> StoredAppend:
         """The batch with the record at an offset; ``CursorExpired`` if it is not retained."""
-        found = self._reads.ask(lambda channel: channel.ask("append-at", offset=offset), _no_end)
+        found = self._nodes.ask_reader("append-at", offset=offset)[0]
         first, following = found.natural("first"), found.natural("next")
         if found.maybe_natural("number") is None:
             return StoredAppend(first, following, None)
@@ -215,31 +208,31 @@ class RemoteLog(WithoutFormat, Produces, LogReading, Closing):
         return self._look()[1]
 
     def _look(self) -> tuple[UUID, Bounds]:
-        fields = self._reads.ask(lambda channel: channel.ask("bounds"), lambda found: found.natural("next"))
+        fields, _ = self._nodes.ask_reader("bounds", end="next")
         log_id, bounds = fields.uuid("log_id"), Bounds(fields.natural("first"), fields.natural("next"))
-        return log_id, self._reads.shown(log_id, bounds)
+        return log_id, self._nodes.shown(log_id, bounds)
 
     @property
     def log_id(self) -> UUID:
         """The log's identity; asks the node once."""
-        known = self._reads.log_id
+        known = self._nodes.log_id
         return self.end().log_id if known is None else known
 
     def end(self) -> Cursor:
         """The cursor at the end that readers see now."""
         # Not by its bounds: a node knows its end also while it does not know where the cold tier begins.
-        found = self._reads.ask(lambda channel: channel.ask("cursor-at", offset=0), _end_of)
-        log_id, end = found.cursor("cursor").log_id, _end_of(found)
+        found, _ = self._nodes.ask_reader("cursor-at", offset=0)
+        log_id, end = found.cursor("cursor").log_id, found.maybe_natural("end")
         if end is None:  # a node of an earlier version
             log_id, bounds = self._look()
             return Cursor(log_id, bounds.next)
-        self._reads.identify(log_id)
+        self._nodes.identify(log_id)
         return Cursor(log_id, end)
 
     def cursor_at(self, offset: int) -> Cursor:
         """The cursor at ``offset``, with term and fingerprint as far as the node still holds the record before it."""
-        found = self._reads.ask(lambda channel: channel.ask("cursor-at", offset=offset), _end_of)
-        cursor, end = found.cursor("cursor"), _end_of(found)
+        found, _ = self._nodes.ask_reader("cursor-at", offset=offset)
+        cursor, end = found.cursor("cursor"), found.maybe_natural("end")
         # The record before it may yet be replaced by another one, as long as it is not committed.
         return Cursor(cursor.log_id, offset) if end is not None and end < offset else cursor
 
@@ -255,27 +248,20 @@ class RemoteLog(WithoutFormat, Produces, LogReading, Closing):
         return resume.position_of(start, log_id, bounds, self._offset_at)
 
     def _offset_at(self, time: int) -> int:
-        return self._reads.ask(lambda channel: channel.ask("offset-at", time=time), _end_of).natural("offset")
+        return self._nodes.ask_reader("offset-at", time=time)[0].natural("offset")
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[RemoteSpan]:
         """The spans after a cursor, in order and without a hole; any process can fetch them from the node."""
         planned: PlanBuilder[RemoteSpan] = PlanBuilder(limit)
         while True:
-            found, urls = self._planned(since, planned.rest)
-            spans = [planned_span(since.log_id, row, urls, found.ticket, self._nodes) for row in found.spans]
-            if not planned.add(spans) or planned.is_full or found.is_whole or not spans:
+            found, channel = self._nodes.ask_reader("plan", since=since, **asdict(planned.rest))
+            plan, urls = found.record(Plan), (channel.url,)  # first that of the node that planned it
+            if not self._nodes.is_one:
+                urls = tuple(dict.fromkeys((*urls, *self._nodes.reading_urls())))
+            spans = [planned_span(since.log_id, row, urls, plan.ticket, self._nodes) for row in plan.spans]
+            if not planned.add(spans) or planned.is_full or plan.is_whole or not spans:
                 return planned.spans
             since = cursor_after(since, spans[-1])
-
-    def _planned(self, since: Cursor, rest: Limit) -> tuple[Plan, tuple[str, ...]]:
-        """A plan, and the addresses of its spans: first that of the node that planned them."""
-        limits = {"records": rest.records, "bytes": rest.bytes, "batches": rest.batches, "upto": rest.upto}
-
-        def ask(channel: Channel) -> tuple[Plan, str]:
-            return channel.ask("plan", since=since, **limits).record(Plan), channel.url
-
-        plan, url = self._reads.ask(ask, lambda found: found[0].end)
-        return plan, (url,) if self._nodes.is_one else tuple(dict.fromkeys((url, *self._nodes.reading_urls())))
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until there is a record to read past the cursor (True), or until the timeout (False).
@@ -299,13 +285,11 @@ class RemoteLog(WithoutFormat, Produces, LogReading, Closing):
 
     def _wait(self, past: Cursor, seconds: float) -> int:
         """The next offset of a node, behind the cursor or as of the end of a wait there."""
-        if not self._nodes.is_one and self._reads.next > past.next:
-            return self._reads.next  # known already: a lagging node must not contradict it
-
-        def ask(channel: Channel) -> int:
-            return channel.ask(WAIT, timeout=seconds + channel.timeout, past=past, seconds=seconds).natural("next")
-
-        return self._reads.ask(ask, lambda found: found, waits=False)
+        if not self._nodes.is_one and self._nodes.end > past.next:
+            return self._nodes.end  # known already: a lagging node must not contradict it
+        timeout = seconds + self._nodes.timeout
+        found, _ = self._nodes.ask_reader(WAIT, end="next", waits=False, timeout=timeout, past=past, seconds=seconds)
+        return found.natural("next")
 
     @property
     def slots(self) -> RemoteSlots:
@@ -336,7 +320,7 @@ class RemoteLog(WithoutFormat, Produces, LogReading, Closing):
 
     def unregister(self, replica: str, *, keep_slot: bool = False) -> None:
         """Tell the primary to unregister a replica; ``NotFound`` for an unknown one."""
-        self._nodes.tell_primary("unregister", name=replica, term=0, keep_slot=keep_slot)
+        self._nodes.ask_primary("unregister", name=replica, term=0, keep_slot=keep_slot)
 
     def change_members(self, change: Change, *, force: bool = False) -> Membership:
         """Tell the primary to begin a change of the members; returns the record that is in force then."""
@@ -366,12 +350,8 @@ class RemoteLog(WithoutFormat, Produces, LogReading, Closing):
 
     def rotate_keys(self) -> None:
         """Tell the primary to make a new key for tickets; tickets of former keys end with their lifetime."""
-        self._nodes.tell_primary("rotate-keys", may_repeat=True)
+        self._nodes.ask_primary("rotate-keys", may_repeat=True)
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
         self._nodes.close()
-
-
-def _end_of(fields: Fields) -> int | None:
-    return fields.maybe_natural("end")

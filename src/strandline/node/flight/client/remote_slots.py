@@ -53,19 +53,19 @@ class RemoteSlots:
 
     def drop(self, name: str) -> None:
         """Durably remove a slot."""
-        self.nodes.tell_primary("drop-slot", name=check_name(name))
+        self.nodes.ask_primary("drop-slot", name=check_name(name))
 
     def touch(self, name: str, epoch: int) -> None:
         """Keep a slot alive."""
-        self.nodes.tell_primary("touch-slot", may_repeat=True, name=check_name(name), epoch=epoch)
+        self.nodes.ask_primary("touch-slot", may_repeat=True, name=check_name(name), epoch=epoch)
 
     def advance(self, name: str, holder: str, epoch: int, to: Cursor) -> None:
         """Move a slot up; the node writes it before it trims, and with :meth:`flush`."""
-        self.nodes.tell_primary("advance-slot", may_repeat=True, name=name, holder=holder, epoch=epoch, to=to)
+        self.nodes.ask_primary("advance-slot", may_repeat=True, name=name, holder=holder, epoch=epoch, to=to)
 
     def flush(self) -> None:
         """Let the node write positions that are only in its memory so far."""
-        self.nodes.tell_primary("flush-slots", may_repeat=True)
+        self.nodes.ask_primary("flush-slots", may_repeat=True)
 
     def get(self, name: str) -> SlotState:
         """One slot, or ``NotFound``."""
