@@ -1,43 +1,121 @@
-"""The public API of a node in this process: ``Primary`` and ``Replica``."""
+"""The public API of a node in this process: ``Primary`` and ``Replica``, which are logs."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn, Unpack, final
+from typing import Any, Final, NoReturn, Unpack, final
+from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.errors import NotReady, Unsupported
-from strandline.log.contract import Handle, Log, Receipt
+from strandline.log.contract import Handle, Log, LogReading, Receipt, Slots
 from strandline.log.produce.appending import Produces, Shipping, shipping_by
+from strandline.log.read.value_format import WithoutFormat
 from strandline.log.writers.numbered import numbered
-from strandline.model.addresses import Address
+from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Timeout, checked
-from strandline.model.cursor import Cursor, Limit
-from strandline.model.head import WriterId, WriterState
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
+from strandline.model.head import StoredAppend, WriterId, WriterState
 from strandline.model.node import Membership
 from strandline.model.records import RecordSource, values_bytes
-from strandline.node.config import NodeSettings, ReplicaSettings
+from strandline.node.config import NodeConfig, NodeSettings, ReplicaSettings
 from strandline.node.lead.commit_watermark import CommitHandle
 from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.lead.primary import COMMIT_SECONDS, PrimaryRole
 from strandline.node.members.rules import Change
-from strandline.node.members.steps import CHANGE_SECONDS, MemberChange
+from strandline.node.members.steps import MembersApi
 from strandline.node.messages import Caller, Commit, NodeSlots, Resume, Topology
-from strandline.node.node_handle import NodeHandle, started
 from strandline.node.replicate.replica import Condition
-from strandline.node.running import leading
+from strandline.node.running import RunningNode, leading
 from strandline.storage.clock import CHANCE
+from strandline.storage.closing import Closing
 
 _LEADS_WITHIN: Final = 30.0
 _BUILDING: Final = str(Condition.BOOTSTRAPPING)
 
 
+@checked
+class NodeHandle(WithoutFormat, LogReading, Closing):
+    """A running node. Closing the handle stops the node. As a log it is read up to the commit watermark."""
+
+    def __init__(self, running: RunningNode) -> None:
+        self.running = running
+        """The node process, for everything that this API leaves out. It refuses to be used in a forked child."""
+        self._clock = running.clock
+
+    @property
+    def name(self) -> str:
+        """The node's name."""
+        return self.running.name
+
+    @property
+    def _committed_log(self) -> Log:
+        return self.running.node.reading()
+
+    @property
+    def log_id(self) -> UUID:
+        """The log's identity."""
+        return self._committed_log.log_id
+
+    def bounds(self) -> Bounds:
+        """The first retained offset, and the next one that readers will see."""
+        return self._committed_log.bounds()
+
+    def end(self) -> Cursor:
+        """The cursor at the end that readers see now."""
+        return self._committed_log.end()
+
+    def cursor_at(self, offset: int) -> Cursor:
+        """The cursor at ``offset``."""
+        return self._committed_log.cursor_at(offset)
+
+    def append_at(self, offset: int) -> StoredAppend:
+        """The batch with the record at an offset."""
+        return self.running.node.append_at(offset)
+
+    def position_of(self, start: Start) -> int:
+        """The offset of a start; whether it is retained is not checked."""
+        return self._committed_log.position_of(start)
+
+    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
+        """The spans after a cursor, up to what is committed; processes on the same disk can fetch them."""
+        return self._committed_log.plan(since, limit)
+
+    def wait(self, past: Cursor, timeout: Timeout) -> bool:
+        """Block until there is a record to read past the cursor (True), or until the timeout (False)."""
+        return self._committed_log.wait(past, timeout)
+
+    @property
+    def slots(self) -> Slots:
+        """The slots of consumers, which the primary has; ``NotReady`` on a node that does not lead."""
+        return self.running.node.slots
+
+    @property
+    def url(self) -> str:
+        """The address for other nodes, and for ``sl.node.RemoteLog``."""
+        return self.running.url
+
+    @property
+    def condition(self) -> str:
+        """The node's state: leading, connecting, bootstrapping, following, fenced, gap, diverged or failed."""
+        return self.running.condition
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the node has stopped until an operator acts, or None."""
+        return self.running.trouble
+
+    def close(self) -> None:
+        """Stop, and release the lease at once. Idempotent."""
+        self.running.close()
+
+
 @final
 @checked
-class Primary(NodeHandle, Produces):
+class Primary(NodeHandle, Produces, MembersApi):
     """A log on this machine that replicas follow: a committed record survives the losses that its policy allows.
 
     An append is durable here when it returns, and says whether its commit policy is satisfied. Safe in threads.
@@ -70,7 +148,7 @@ class Primary(NodeHandle, Produces):
         log, with its records, writers and slots. Nobody writes the original any more. Further ``settings`` are the
         fields of :class:`~strandline.node.config.NodeConfig`: ``policy``, ``retention``, ``nodes``, ``listen``, ….
         """
-        running = started(folder, name=name, lease=lease, lead=lease is None, create=create, **settings)
+        running = _started(folder, name=name, lease=lease, lead=lease is None, create=create, **settings)
         try:
             leading(running, timeout)
         except BaseException:
@@ -130,7 +208,7 @@ class Primary(NodeHandle, Produces):
         def append(batch: pa.Table, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
             return _Submitted(self._role.submit(batch, append=(writer, number), expect=expect))
 
-        return shipping_by(append, writer, self._role.last_number, clock=self.running.clock, chance=CHANCE)
+        return shipping_by(append, writer, self._role.last_number, clock=self._clock, chance=CHANCE)
 
     def register_replica(self, replica: str, region: str | None = None) -> int | None:
         """Register a replica, and retain everything from now on for it; returns the position of its slot.
@@ -150,21 +228,6 @@ class Primary(NodeHandle, Produces):
     def change_members(self, change: Change, *, force: bool = False) -> Membership:
         """Begin a change of the log's members, without waiting; returns the record that is in force then."""
         return self._role.change_members(change, force=force)
-
-    def add_node(self, name: str, url: str, *, vote: bool = True, timeout: Timeout = CHANGE_SECONDS) -> Membership:
-        """Add a node to the log, and wait; with a quorum it votes once it has followed, unless told otherwise.
-
-        ``NotReady`` after the timeout: the change goes on, and until it is complete commits need both policies.
-        """
-        return MemberChange(self, self.running.clock, timeout=timeout).add(name, url, vote=vote)
-
-    def remove_node(self, name: str, *, timeout: Timeout = CHANGE_SECONDS) -> Membership:
-        """Remove a node from the log, and its vote, and wait until it counts no longer."""
-        return MemberChange(self, self.running.clock, timeout=timeout).remove(name)
-
-    def set_policy(self, policy: str, *, timeout: Timeout = CHANGE_SECONDS) -> Membership:
-        """Change the commit policy of the log, and wait until only the new one is in force."""
-        return MemberChange(self, self.running.clock, timeout=timeout).set_policy(policy)
 
     def rotate_keys(self) -> None:
         """Make a new key for tickets. Tickets of the former keys end with their lifetime, an hour by default."""
@@ -244,7 +307,7 @@ class Replica(NodeHandle):
         :class:`~strandline.node.config.NodeConfig`, as for :meth:`Primary.open`; ``policy``, ``retention`` and
         ``nodes`` apply once it is promoted.
         """
-        return cls(started(folder, name=name, upstream=upstream, **settings))
+        return cls(_started(folder, name=name, upstream=upstream, **settings))
 
     def append(
         self, batch: RecordSource, *, writer: WriterId | None = None, number: int | None = None, **options: object
@@ -276,13 +339,13 @@ class Replica(NodeHandle):
         ``Diverged`` if the bookmarked record was lost with its primary.
         """
         node = self.running.node
-        began = self.running.clock.monotonic()
+        began = self._clock.monotonic()
         if after is not None or max_staleness is not None:
             # No reads during a bootstrap, but it may end in a moment, as for a replica that has just started.
             self.running.wait_until(lambda: node.position is not None and self.condition != _BUILDING, timeout)
         if node.position is not None:
-            self.running.wait_until(lambda: node.knows_committed, timeout - (self.running.clock.monotonic() - began))
-        timeout = max(0.0, timeout - (self.running.clock.monotonic() - began))
+            self.running.wait_until(lambda: node.knows_committed, timeout - (self._clock.monotonic() - began))
+        timeout = max(0.0, timeout - (self._clock.monotonic() - began))
         log = node.reading()
         try:
             replica = node.replica
@@ -335,3 +398,11 @@ def _after(log: Log, after: Cursor | None, timeout: float) -> Log:
             raise NotReady(f"Offset {after.next - 1} is not committed after {timeout:g} s: ask again.")
         log.plan(after, Limit(batches=1))  # raises if the record before the cursor differs here
     return log
+
+
+def _started(folder: Address, **settings: Any) -> RunningNode:
+    """Start the node of a folder; settings that are None get their default."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    if "take_over" in given:
+        given["take_over"] = as_folder(given["take_over"])
+    return RunningNode(NodeConfig(folder=as_folder(folder), **given))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Protocol, TypeVar, final
+from typing import Final, TypeVar, final
 
 from strandline.errors import NotReady, TransientStorageError
+from strandline.model.arguments import Timeout, checked
 from strandline.model.node import Membership
 from strandline.node.lead.policies import Quorum, parse_policy
 from strandline.node.members.rules import AddNode, CancelChange, Change, RemoveNode, SetPolicy, is_in_force, shown
@@ -21,14 +23,34 @@ CHANGE_SECONDS: Final = 60.0
 _LOOK: Final = 0.1
 
 
-class MembersApi(Protocol):
-    """A primary, in this process or at an address."""
+@checked
+class MembersApi(ABC):
+    """A primary, in this process or at an address, that changes the members of its log."""
 
+    _clock: Clock
+
+    @abstractmethod
     def change_members(self, change: Change, *, force: bool = False) -> Membership:
-        """Begin a change; returns the record that is in force."""
+        """Begin a change of the log's members, without waiting; returns the record that is in force then."""
 
+    @abstractmethod
     def topology(self) -> Topology:
-        """The log as its primary sees it."""
+        """The replicas of the log with their offsets."""
+
+    def add_node(self, name: str, url: str, *, vote: bool = True, timeout: Timeout = CHANGE_SECONDS) -> Membership:
+        """Add a node to the log, and wait; with a quorum it votes once it has followed, unless told otherwise.
+
+        ``NotReady`` after the timeout: the change goes on, and until it is complete commits need both policies.
+        """
+        return MemberChange(self, self._clock, timeout=timeout).add(name, url, vote=vote)
+
+    def remove_node(self, name: str, *, timeout: Timeout = CHANGE_SECONDS) -> Membership:
+        """Remove a node from the log, and its vote, and wait until it counts no longer."""
+        return MemberChange(self, self._clock, timeout=timeout).remove(name)
+
+    def set_policy(self, policy: str, *, timeout: Timeout = CHANGE_SECONDS) -> Membership:
+        """Change the commit policy of the log, and wait until only the new one is in force."""
+        return MemberChange(self, self._clock, timeout=timeout).set_policy(policy)
 
 
 @final

@@ -40,7 +40,7 @@ from strandline.node.flight.wire.append_stream import AppendCommand, as_messages
 from strandline.node.flight.wire.streams import schema_of_columns
 from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.members.rules import AddNode, CancelChange, Change, RemoveNode, SetPolicy
-from strandline.node.members.steps import CHANGE_SECONDS, MemberChange
+from strandline.node.members.steps import MembersApi
 from strandline.node.message_json import read_commit, read_node_slots
 from strandline.node.messages import WAIT, Commit, NodeSlots, NodeStatus, Plan, TimedOut, Topology
 from strandline.storage.clock import CHANCE, CLOCK, Clock
@@ -58,7 +58,7 @@ _FAILED_PAUSE: Final = 0.1
 @bound_to_process()
 @final
 @checked
-class RemoteLog(WithoutFormat, Produces, LogReading, Closing):
+class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
     """A replicated log: append to it on its primary, and read it anywhere up to what is committed. Safe in threads.
 
     Satisfies :class:`~strandline.log.contract.Log`. With the addresses of several nodes it finds the one that leads,
@@ -255,7 +255,8 @@ class RemoteLog(WithoutFormat, Produces, LogReading, Closing):
         planned: PlanBuilder[RemoteSpan] = PlanBuilder(limit)
         while True:
             found, channel = self._nodes.ask_reader("plan", since=since, **asdict(planned.rest))
-            plan, urls = found.record(Plan), (channel.url,)  # first that of the node that planned it
+            plan = found.record(Plan)
+            urls: tuple[str, ...] = (channel.url,)  # first that of the node that planned it
             if not self._nodes.is_one:
                 urls = tuple(dict.fromkeys((*urls, *self._nodes.reading_urls())))
             spans = [planned_span(since.log_id, row, urls, plan.ticket, self._nodes) for row in plan.spans]
@@ -335,18 +336,6 @@ class RemoteLog(WithoutFormat, Produces, LogReading, Closing):
             case CancelChange((term, number)):
                 fields |= {"change": "cancel", "term": term, "number": number}
         return self._nodes.ask_primary("change-members", **fields).record(Membership)
-
-    def add_node(self, name: str, url: str, *, vote: bool = True, timeout: Timeout = CHANGE_SECONDS) -> Membership:
-        """Add a node to the log, and wait; with a quorum it votes once it has followed, unless told otherwise."""
-        return MemberChange(self, self._clock, timeout=timeout).add(name, url, vote=vote)
-
-    def remove_node(self, name: str, *, timeout: Timeout = CHANGE_SECONDS) -> Membership:
-        """Remove a node from the log, and its vote, and wait until it counts no longer."""
-        return MemberChange(self, self._clock, timeout=timeout).remove(name)
-
-    def set_policy(self, policy: str, *, timeout: Timeout = CHANGE_SECONDS) -> Membership:
-        """Change the commit policy of the log, and wait until only the new one is in force."""
-        return MemberChange(self, self._clock, timeout=timeout).set_policy(policy)
 
     def rotate_keys(self) -> None:
         """Tell the primary to make a new key for tickets; tickets of former keys end with their lifetime."""
