@@ -7,12 +7,11 @@ from strandline.log.wal.recover.rewind import rewind
 from strandline.node.lead.bootstrap_snapshots import BootstrapSnapshots
 from strandline.node.node_folder import NodeFolder
 from strandline.node.replicate.bootstrap import KIND
-from strandline.node.replicate.log_copy import export_log
 from tests.ingestion.sources import changes
 
 
 def offer(folder, log):
-    snapshots = BootstrapSnapshots(folder, log, {KIND: lambda to: export_log(log, to, node_folder=folder)})
+    snapshots = BootstrapSnapshots(folder, log)
     return snapshots.begin("b", KIND)
 
 

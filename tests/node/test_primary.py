@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
@@ -22,7 +23,7 @@ from strandline.errors import (
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.retention import Consumed, InvalidReason, MaxAge, MaxBytes, SlotLimits
-from strandline.node.lead import replicas
+from strandline.node.lead import bootstrap_snapshots, replicas
 from strandline.node.lead.bootstrap_snapshots import MOST_SNAPSHOTS, PIN_SECONDS
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.policies import AckN, FlowLimits, Local, Quorum, Regions
@@ -102,7 +103,7 @@ class TestRegistering:
         assert primary.register(ONE).position == 13
         after = primary.registry.replica("r1")
         assert primary.registry.epoch == epoch
-        assert after == before._replace(last_seen=before.last_seen + 3_000_000)
+        assert after == replace(before, last_seen=before.last_seen + 3_000_000)
         assert primary.register(ONE, region="us").topology.members[0].region == "us"
         assert [slot.name for slot in primary.log.slots.list()] == ["r1"]
 
@@ -594,15 +595,15 @@ class TestSnapshots:
         cluster, primary = alone
         fill(primary)
         primary.register(ONE)
-        seal = primary._bootstrap_snapshots._exports[KIND]
+        seal = bootstrap_snapshots.export_log
 
-        def slow(folder):
+        def slow(*arguments, **options):
             for _ in range(4):
                 cluster.clock.advance(PIN_SECONDS / 2)
                 primary.tick()
-            return seal(folder)
+            return seal(*arguments, **options)
 
-        monkeypatch.setattr(primary._bootstrap_snapshots, "_exports", {KIND: slow})
+        monkeypatch.setattr(bootstrap_snapshots, "export_log", slow)
         offer = primary.begin_snapshot(ONE, KIND)
         assert primary.begin_snapshot(ONE, KIND) == offer
 

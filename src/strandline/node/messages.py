@@ -31,18 +31,21 @@ class Caller(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A replica in the topology. Positions are next offsets, None before its first acknowledgement."""
+    """State of one replica on its primary. Positions are next offsets; times are microseconds."""
 
     name: PlainName
     region: str | None
     sent: int
     applied: int | None
+    """None before its first acknowledgement: until then it counts for nothing."""
     durable: int | None
     apply_errors: int
     divergences: int
+    """Of errors and divergences, the highest counts that it has acknowledged."""
     connected_at: int
     last_seen: int
     bootstrapping: bool
+    """Whether it is bootstrapping, and serves no reads after a bookmark."""
     healthy: bool
 
 

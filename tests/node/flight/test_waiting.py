@@ -14,7 +14,7 @@ from strandline.model.node import Heartbeat, NodeState, Peer, Trouble
 from strandline.node.flight.wire.streams import SOON, TURN, next_turn
 from strandline.node.lead.commits import Commits
 from strandline.node.lead.leadership import Leadership
-from strandline.node.lead.policies import AckN, FlowLimits, Proceed, Refuse, admit
+from strandline.node.lead.policies import AckN, FlowLimits, flow_delay
 from strandline.node.node_folder import NodeFolder
 from strandline.storage.lease import Lease
 from strandline.testing.clock import ManualClock
@@ -105,18 +105,18 @@ class TestCommits:
 
 class TestFlow:
     def test_without_limits_flow_control_admits_any_lag(self):
-        assert admit(1 << 40, FlowLimits()) == Proceed()
+        assert flow_delay(1 << 40, FlowLimits()) == 0.0
 
     def test_the_further_behind_the_longer_the_wait_up_to_a_refusal(self):
         limits = FlowLimits(slow_at=10, refuse_at=20, longest=1.0)
-        waits = [admit(lag, limits).after for lag in range(20)]
+        waits = [flow_delay(lag, limits) for lag in range(20)]
         assert waits == sorted(waits)
         assert waits[10] == 0
         assert 0 < waits[11] < waits[19] < 1
-        assert admit(20, limits) == Refuse(20)
+        assert flow_delay(20, limits) is None
 
     def test_without_a_refusal_the_wait_is_bounded(self):
-        assert admit(10**9, FlowLimits(slow_at=10, longest=0.5)) == Proceed(0.5)
+        assert flow_delay(10**9, FlowLimits(slow_at=10, longest=0.5)) == 0.5
 
     def test_limits_that_make_no_sense_are_refused(self):
         for options in ({"slow_at": -1}, {"slow_at": 10, "refuse_at": 5}, {"longest": -1.0}):

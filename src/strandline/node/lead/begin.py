@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from strandline.errors import NotReady
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.snapshot import KIND
 from strandline.model.retention import TIER_SLOT
-from strandline.node.lead.bootstrap_snapshots import Export
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.members.rules import policy_of, taken_over
 from strandline.node.node_folder import INCOMING, NodeFolder
 from strandline.node.options import NodeOptions
-from strandline.node.replicate.log_copy import export_log
 from strandline.node.replicate.replica import ReplicaRole
 
 
@@ -50,7 +45,7 @@ def begin_leading(
     # The last rotation may be unknown here, or a token was removed: what a removed node knows must not sign any more.
     node_folder.tickets.rotate()
     log = copy.lead(is_new=not continues)
-    primary = PrimaryRole(node_folder, copy, leadership, options, exports=_exports(log, node_folder), settled=settled)
+    primary = PrimaryRole(node_folder, copy, leadership, options, settled=settled)
     if state.cold:
         pin_uncopied(log, led_by_another=not continues)
     primary.drop_strangers()  # the last primary may not have come to that
@@ -68,7 +63,3 @@ def pin_uncopied(log: WalLog, *, led_by_another: bool) -> None:
         slots.create(TIER_SLOT, first)
     elif led_by_another:
         slots.reset(TIER_SLOT, first)
-
-
-def _exports(log: WalLog, node_folder: NodeFolder) -> Mapping[str, Export]:
-    return {KIND: lambda folder: export_log(log, folder, node_folder=node_folder)}

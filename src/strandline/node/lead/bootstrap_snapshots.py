@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Generator
 from typing import Final, final
 
 from strandline.errors import CorruptData, InvalidInput, NotFound, Overloaded
 from strandline.formats.checksum import crc32c
 from strandline.log.read.span_tasks import is_same_history
 from strandline.log.wal.log import WalLog
+from strandline.log.wal.snapshot import KIND
 from strandline.model.addresses import BOOTSTRAP_SUFFIX
 from strandline.model.cursor import Cursor
 from strandline.model.retention import SlotState
 from strandline.model.snapshot import Snapshot
 from strandline.node.messages import SnapshotChunk, SnapshotOffer
 from strandline.node.node_folder import SNAPSHOTS, NodeFolder
+from strandline.node.replicate.log_copy import export_log
 from strandline.snapshots.sealed import DATA, MANIFEST, check_snapshot, next_number, snapshot_folder
 
 CHUNK_BYTES: Final = 1 << 20
@@ -29,9 +31,6 @@ PIN_SECONDS: Final = 3600.0
 
 _LOGGER = logging.getLogger(__name__)
 
-Export = Callable[[str], Snapshot]
-"""Seals a snapshot in a folder that is absent or empty."""
-
 
 @final
 class BootstrapSnapshots:
@@ -42,11 +41,10 @@ class BootstrapSnapshots:
     the pin expires, and the snapshot is removed with it.
     """
 
-    def __init__(self, node_folder: NodeFolder, log: WalLog, exports: Mapping[str, Export]) -> None:
-        """Keep snapshots in the node's folder; ``exports`` maps each kind to the function that seals it."""
+    def __init__(self, node_folder: NodeFolder, log: WalLog) -> None:
+        """Keep snapshots in the node's folder."""
         self._node_folder = node_folder
         self._log = log
-        self._exports = exports
         self._snapshots: dict[str, Snapshot] = {}
         self._lock = threading.Lock()
         self._sealing: str | None = None
@@ -57,20 +55,17 @@ class BootstrapSnapshots:
 
         ``Overloaded`` while the limit of snapshots is reached.
         """
-        if kind not in self._exports:
-            raise InvalidInput(
-                f"This primary has no snapshots of kind {kind!r}, only {', '.join(sorted(self._exports))}: bootstrap "
-                "into one of those."
-            )
+        if kind != KIND:
+            raise InvalidInput(f"This primary has no snapshots of kind {kind!r}, only {KIND}: bootstrap into that.")
         with self._lock:
             kept = self._snapshots.get(replica)
             if kept is None:
                 kept = self._found(replica)
-            if kept is None or kept.kind != kind or not self._is_pinned(replica, kept.cursor):
+            if kept is None or not self._is_pinned(replica, kept.cursor):
                 self._check_room(replica)
                 self._sealing = replica
                 try:
-                    kept = self._seal(replica, kind)
+                    kept = self._seal(replica)
                 finally:
                     self._sealing = None
             self._snapshots[replica] = kept
@@ -106,19 +101,20 @@ class BootstrapSnapshots:
                 f"{PIN_SECONDS / 60:g} minutes, or when it is unregistered."
             )
 
-    def _seal(self, replica: str, kind: str) -> Snapshot:
+    def _seal(self, replica: str) -> Snapshot:
         if self._pin(replica) is not None:
             self._log.slots.drop(replica + BOOTSTRAP_SUFFIX)
         self._log.slots.create(replica + BOOTSTRAP_SUFFIX, self._log.bounds().next, lifetime=PIN_SECONDS, hot=True)
         folder = self._node_folder.path(SNAPSHOTS, replica)
         self._node_folder.disk.make_folders(folder)
-        taken = self._exports[kind](snapshot_folder(folder, next_number(folder, disk=self._node_folder.disk)))
+        sealed = snapshot_folder(folder, next_number(folder, disk=self._node_folder.disk))
+        taken = export_log(self._log, sealed, node_folder=self._node_folder)
         for row in self._node_folder.disk.scan(folder):
             if row.is_folder and f"{folder}/{row.name}" != taken.folder:
                 self._node_folder.disk.remove_folder(f"{folder}/{row.name}")
         return taken
 
-    def chunks(self, replica: str, name: str, path: str, offset: int) -> Iterator[SnapshotChunk]:
+    def chunks(self, replica: str, name: str, path: str, offset: int) -> Generator[SnapshotChunk, None, None]:
         """A file of the replica's snapshot from a byte on, in chunks with checksums."""
         kept = self._snapshots.get(replica)
         if kept is None or _name(kept) != name:

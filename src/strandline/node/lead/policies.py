@@ -312,36 +312,20 @@ class FlowLimits:
         return bool(self.slow_at or self.refuse_at)
 
 
-@dataclass(frozen=True, slots=True)
-class Proceed:
-    """Write, after a delay in seconds."""
-
-    after: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Refuse the write: a replica is ``lag`` records behind."""
-
-    lag: int
-
-
-Flow: TypeAlias = Proceed | Refuse
-
 NO_FLOW_LIMITS = FlowLimits()
 
 
-def admit(lag: int, limits: FlowLimits) -> Flow:
-    """The flow decision for a write while the slowest healthy replica is ``lag`` records behind.
+def flow_delay(lag: int, limits: FlowLimits) -> float | None:
+    """Seconds to delay a write while the slowest healthy replica is ``lag`` records behind; None to refuse it.
 
     >>> limits = FlowLimits(slow_at=100, refuse_at=300, longest=0.1)
-    >>> admit(99, limits), admit(200, limits), admit(300, limits)
-    (Proceed(after=0.0), Proceed(after=0.05), Refuse(lag=300))
+    >>> flow_delay(99, limits), flow_delay(200, limits), flow_delay(300, limits)
+    (0.0, 0.05, None)
     """
     if limits.refuse_at and lag >= limits.refuse_at:
-        return Refuse(lag)
+        return None
     if not limits.slow_at or lag <= limits.slow_at:
-        return Proceed()
+        return 0.0
     # Without a hard limit, the longest delay is reached at twice the soft limit.
     span = (limits.refuse_at or 2 * limits.slow_at) - limits.slow_at
-    return Proceed(limits.longest * min(1.0, (lag - limits.slow_at) / max(1, span)))
+    return limits.longest * min(1.0, (lag - limits.slow_at) / max(1, span))

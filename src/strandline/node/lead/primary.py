@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator
 from typing import Final, final
 
 from strandline.errors import ExpectationFailed, Fenced, LogClosed, Overloaded
@@ -11,14 +11,14 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId, WriterState
 from strandline.model.node import Heartbeat, Membership, Peer
 from strandline.model.records import RecordSource
-from strandline.node.lead.bootstrap_snapshots import BootstrapSnapshots, Export
+from strandline.node.lead.bootstrap_snapshots import BootstrapSnapshots
 from strandline.node.lead.commit_watermark import CommitHandle, CommitWatermark
 from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.consumer_slots import ConsumerSlots
 from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.membership import PrimaryMembership
-from strandline.node.lead.policies import CommitPolicy, Refuse, admit, nth_highest, strengthened
+from strandline.node.lead.policies import CommitPolicy, flow_delay, nth_highest, strengthened
 from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas
 from strandline.node.lead.slot_lags import PrimaryMetrics, node_slots
 from strandline.node.members.rules import Change
@@ -59,7 +59,6 @@ class PrimaryRole:
         leadership: Leadership,
         options: NodeOptions,
         *,
-        exports: Mapping[str, Export],
         settled: bool = False,
     ) -> None:
         """Lead the log of this copy from its end on; the caller has checked that no committed record is missing.
@@ -75,7 +74,7 @@ class PrimaryRole:
         self.membership = PrimaryMembership(node_folder, options, leadership.term, lambda: log.bounds().next)
         """The members of the log, and its commit policy."""
         self._clock = node_folder.clock
-        self._bootstrap_snapshots = BootstrapSnapshots(node_folder, log, exports)
+        self._bootstrap_snapshots = BootstrapSnapshots(node_folder, log)
         self._metrics = PrimaryMetrics(log)
         peers = [peer for peer in node_folder.state.peers if peer.name != node_folder.state.name]
         self.replicas = Replicas(log, peers, self._remember, clock=self._clock)
@@ -216,15 +215,15 @@ class PrimaryRole:
     def _slow_down(self) -> None:
         if not self.options.flow.is_on:
             return
-        match admit(self.replicas.now.behind(self.log.bounds().next), self.options.flow):
-            case Refuse(lag):
-                raise Overloaded(
-                    f"A replica is {lag} records behind, which is the flow limit of this primary: nothing was "
-                    "written. Try again when it has caught up, or unregister it."
-                )
-            case proceed:
-                if proceed.after > 0:
-                    self._clock.sleep(proceed.after)
+        lag = self.replicas.now.behind(self.log.bounds().next)
+        delay = flow_delay(lag, self.options.flow)
+        if delay is None:
+            raise Overloaded(
+                f"A replica is {lag} records behind, which is the flow limit of this primary: nothing was written. "
+                "Try again when it has caught up, or unregister it."
+            )
+        if delay > 0:
+            self._clock.sleep(delay)
 
     # --- commit watermark --------------------------------------------------------------------------------------
 
@@ -357,7 +356,7 @@ class PrimaryRole:
         self.replicas.bootstraps(caller.name)
         return self._bootstrap_snapshots.begin(caller.name, kind)
 
-    def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Iterator[SnapshotChunk]:
+    def chunks(self, caller: Caller, snapshot: str, path: str, offset: int) -> Generator[SnapshotChunk, None, None]:
         """A file of a snapshot from a byte on."""
         self._check_replica(caller)
         self._bootstrap_snapshots.touch(caller.name)

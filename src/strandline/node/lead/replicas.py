@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, NamedTuple, final
 
@@ -30,25 +30,6 @@ SILENT_SECONDS: Final = 5
 """A replica is unhealthy after this many heartbeat intervals of silence, and not before these seconds."""
 
 
-class ReplicaState(NamedTuple):
-    """State of one replica on its primary. Positions are next offsets; times are microseconds."""
-
-    name: str
-    connected_at: int
-    last_seen: int
-    region: str | None = None
-    sent: int = 0
-    applied: int | None = None
-    """None before its first acknowledgement: until then it counts for nothing."""
-    durable: int | None = None
-    apply_errors: int = 0
-    divergences: int = 0
-    """Of errors and divergences, the highest counts that it has acknowledged."""
-    bootstrapping: bool = False
-    """Whether it is bootstrapping, and serves no reads after a bookmark."""
-    healthy: bool = True
-
-
 @dataclass(frozen=True, slots=True)
 class ReplicaProgress:
     """The content of an acknowledgement: a replica's offsets and error counts."""
@@ -69,10 +50,10 @@ class ReplicaProgress:
 class ReplicaRegistry(NamedTuple):
     """All replicas of a log by name, and the epoch, which grows with each change of membership or health."""
 
-    replicas: Mapping[str, ReplicaState] = MappingProxyType({})
+    replicas: Mapping[str, Member] = MappingProxyType({})
     epoch: int = 0
 
-    def replica(self, name: str) -> ReplicaState:
+    def replica(self, name: str) -> Member:
         """One replica; ``NotFound`` if it is not registered."""
         try:
             return self.replicas[name]
@@ -117,9 +98,11 @@ def register(
     """
     known = registry.replicas.get(check_replica_name(name))
     if known is None:
-        return _with(registry, [ReplicaState(name, now, now, region, divergences=divergences)], is_change=True)
-    seen = known._replace(last_seen=max(known.last_seen, now), region=known.region if region is None else region)
-    return _with(registry, [seen._replace(healthy=True)], is_change=not known.healthy)
+        new = Member(name, region, 0, None, None, 0, divergences, now, now, bootstrapping=False, healthy=True)
+        return _with(registry, [new], is_change=True)
+    region = known.region if region is None else region
+    seen = replace(known, last_seen=max(known.last_seen, now), region=region, healthy=True)
+    return _with(registry, [seen], is_change=not known.healthy)
 
 
 def unregister(registry: ReplicaRegistry, name: str) -> ReplicaRegistry:
@@ -133,7 +116,7 @@ def unregister(registry: ReplicaRegistry, name: str) -> ReplicaRegistry:
 def sent_upto(registry: ReplicaRegistry, name: str, offset: int) -> ReplicaRegistry:
     """The registry after everything below this offset was sent to a replica; never decreases."""
     known = registry.replica(name)
-    return _with(registry, [known._replace(sent=max(known.sent, offset))], is_change=False)
+    return _with(registry, [replace(known, sent=max(known.sent, offset))], is_change=False)
 
 
 def acknowledged(
@@ -149,40 +132,38 @@ def acknowledged(
             f"Replica {name!r} acknowledges everything below {progress.applied}, but the log ends at {end}: "
             "it has records that this log never had, and has to bootstrap again."
         )
-    after = ReplicaState(
-        name=known.name,
-        connected_at=known.connected_at,
-        last_seen=max(known.last_seen, now),
-        region=known.region,
+    after = replace(
+        _heard(known, progress, now),
         sent=max(known.sent, progress.applied),
         applied=max(known.applied or 0, progress.applied),
         durable=max(known.durable or 0, progress.durable),
-        apply_errors=max(known.apply_errors, progress.apply_errors),
-        divergences=max(known.divergences, progress.divergences),
-        bootstrapping=known.bootstrapping,
-        healthy=True,
     )
     return _with(registry, [after], is_change=not known.healthy)
+
+
+def _heard(known: Member, progress: ReplicaProgress, now: int) -> Member:
+    """The replica after an acknowledgement, without its positions."""
+    return replace(
+        known,
+        last_seen=max(known.last_seen, now),
+        apply_errors=max(known.apply_errors, progress.apply_errors),
+        divergences=max(known.divergences, progress.divergences),
+        healthy=True,
+    )
 
 
 def resumed(registry: ReplicaRegistry, name: str, at: int) -> ReplicaRegistry:
     """The registry after a replica resumed at this offset: it has no more than that, whatever it had before."""
     known = registry.replica(name)
     applied, durable = (None if had is None else min(had, at) for had in (known.applied, known.durable))
-    after = known._replace(sent=min(known.sent, at), applied=applied, durable=durable, bootstrapping=False)
+    after = replace(known, sent=min(known.sent, at), applied=applied, durable=durable, bootstrapping=False)
     return _with(registry, [after], is_change=known.bootstrapping)
 
 
 def counted(registry: ReplicaRegistry, name: str, progress: ReplicaProgress, *, now: int) -> ReplicaRegistry:
     """The registry after an acknowledgement whose position does not count, only its divergences and errors."""
     known = registry.replica(name)
-    after = known._replace(
-        last_seen=max(known.last_seen, now),
-        apply_errors=max(known.apply_errors, progress.apply_errors),
-        divergences=max(known.divergences, progress.divergences),
-        healthy=True,
-    )
-    return _with(registry, [after], is_change=not known.healthy)
+    return _with(registry, [_heard(known, progress, now)], is_change=not known.healthy)
 
 
 def bootstrapping(registry: ReplicaRegistry, name: str, *, flag: bool) -> ReplicaRegistry:
@@ -191,9 +172,9 @@ def bootstrapping(registry: ReplicaRegistry, name: str, *, flag: bool) -> Replic
     A replica that begins has nothing any more: it counts again with its next acknowledgement.
     """
     known = registry.replica(name)
-    after = known._replace(bootstrapping=flag)
+    after = replace(known, bootstrapping=flag)
     if flag:
-        after = after._replace(sent=0, applied=None, durable=None)
+        after = replace(after, sent=0, applied=None, durable=None)
     return _with(registry, [after], is_change=known.bootstrapping != flag)
 
 
@@ -201,10 +182,10 @@ def judge_health(registry: ReplicaRegistry, *, poll_seconds: float, now: int) ->
     """The registry with the silent replicas marked as unhealthy; all of them together are one change."""
     patience = int(max(SILENT_SECONDS, SILENT_POLLS * poll_seconds) * SECOND)
     silent = [each for each in registry.replicas.values() if each.healthy and now - each.last_seen > patience]
-    return _with(registry, [each._replace(healthy=False) for each in silent], is_change=bool(silent))
+    return _with(registry, [replace(each, healthy=False) for each in silent], is_change=bool(silent))
 
 
-def _with(registry: ReplicaRegistry, changed: Iterable[ReplicaState], *, is_change: bool) -> ReplicaRegistry:
+def _with(registry: ReplicaRegistry, changed: Iterable[Member], *, is_change: bool) -> ReplicaRegistry:
     replicas = dict(registry.replicas)
     for each in changed:
         replicas[each.name] = each
@@ -261,7 +242,7 @@ class Replicas:
         """All replicas as others see them: with the times of the wall clock."""
         jump = self._clock.now() - self.time()
         return tuple(
-            Member(**each._replace(connected_at=each.connected_at + jump, last_seen=each.last_seen + jump)._asdict())
+            replace(each, connected_at=each.connected_at + jump, last_seen=each.last_seen + jump)
             for each in self.with_sent().replicas.values()
         )
 

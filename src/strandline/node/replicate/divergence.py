@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from strandline.errors import Diverged
+from strandline.log.wal.read.reading import WalReading
 from strandline.model.cursor import Bounds, Cursor
 from strandline.node.messages import Rewind, Topology
 
@@ -15,17 +16,7 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger(__name__)
 
 
-class Terms(Protocol):
-    """The terms of a log's records. They never decrease along it."""
-
-    def term_at(self, offset: int) -> int | None:
-        """The term of a record; None if it is not retained."""
-
-    def end_of_term(self, term: int) -> int:
-        """The first offset with a record of a higher term; the end of the log if there is none."""
-
-
-def agreement(since: Cursor, terms: Terms, bounds: Bounds, *, term: int) -> Rewind | None:
+def agreement(since: Cursor, log: WalReading, bounds: Bounds, *, term: int) -> Rewind | None:
     """Where a replica at ``since`` diverges from the log of the only primary since ``term``; None if nowhere.
 
     Each term had one primary, which wrote in one order: two logs whose records at an offset are of the same term are
@@ -33,7 +24,7 @@ def agreement(since: Cursor, terms: Terms, bounds: Bounds, *, term: int) -> Rewi
     failover cannot cause that.
     """
     if since.next <= bounds.next:
-        if not since.term or terms.term_at(since.next - 1) == since.term:
+        if not since.term or log.term_at(since.next - 1) == since.term:
             return None
         if since.next <= bounds.first and since.term >= term:
             return None  # that record is not retained here, but only this primary wrote in this term
@@ -46,16 +37,16 @@ def agreement(since: Cursor, terms: Terms, bounds: Bounds, *, term: int) -> Rewi
             f"since term {term}, does not have: one of their disks lost or gained records, or the primary's folder "
             "was restored from an older copy. Promote the replica by force, or let it bootstrap again."
         )
-    upto = max(bounds.first, min(upto, terms.end_of_term(since.term)))
-    return Rewind(upto, terms.term_at(upto - 1) or 0)
+    upto = max(bounds.first, min(upto, log.end_of_term(since.term)))
+    return Rewind(upto, log.term_at(upto - 1) or 0)
 
 
-def stepped_back(since: Cursor, answer: Rewind, terms: Terms, bounds: Bounds) -> Cursor | None:
+def stepped_back(since: Cursor, answer: Rewind, log: WalReading, bounds: Bounds) -> Cursor | None:
     """The cursor that a replica asks for next after a rewind; None if it retains nothing that could match.
 
     Always before ``since``, so that the search ends.
     """
-    upto = min(answer.upto, terms.end_of_term(answer.term))
+    upto = min(answer.upto, log.end_of_term(answer.term))
     if upto >= since.next:
         raise Diverged(
             f"The primary asks to rewind to {answer.upto} in term {answer.term}, but this replica is at {since.next} "
@@ -63,7 +54,7 @@ def stepped_back(since: Cursor, answer: Rewind, terms: Terms, bounds: Bounds) ->
         )
     if upto < bounds.first or (upto == bounds.first and bounds.first > 0):
         return None
-    return Cursor(since.log_id, upto, terms.term_at(upto - 1) or 0)
+    return Cursor(since.log_id, upto, log.term_at(upto - 1) or 0)
 
 
 def check_uncommitted(first: int, committed: int) -> None:

@@ -228,14 +228,6 @@ class LogCopy:
         theirs = pa.Table.from_batches(batch.batches, RECORD_SCHEMA).slice(offset - batch.first, 1)
         return bool(mine.equals(theirs))
 
-    def term_at(self, offset: int) -> int | None:
-        """The term of a record."""
-        return self.log.term_at(offset)
-
-    def end_of_term(self, term: int) -> int:
-        """The first offset whose record is of a higher term."""
-        return self.log.end_of_term(term)
-
     def bounds(self) -> Bounds:
         """The first retained and the next offset."""
         return self.log.bounds()

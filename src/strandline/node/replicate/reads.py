@@ -137,7 +137,7 @@ def _no_copy() -> NotReady:
 
 def _check_bookmark(copy: LogCopy, after: Cursor) -> None:
     """``Diverged`` if the record before a bookmark is not that of its commit."""
-    found = copy.term_at(after.next - 1)
+    found = copy.log.term_at(after.next - 1)
     if after.log_id != copy.log.log_id or (after.term and found is not None and found != after.term):
         raise Diverged(
             f"The record before {after.next} is of term {found} here, and the bookmark says {after.term}: it was lost "

@@ -264,7 +264,7 @@ class ReplicaRole:
                 case PartialResync() if since is not None and self.copy is not None:
                     break
                 case Rewind() as answer if since is not None and self.copy is not None:
-                    since = stepped_back(since, answer, self.copy, self.copy.bounds())
+                    since = stepped_back(since, answer, self.copy.log, self.copy.bounds())
                 case FullRebootstrap(cause) if not is_built:
                     if self.copy is not None and not self._asked:  # otherwise an operator gives the copy up
                         check_replaceable(self.copy, topology, self.reads.shown)

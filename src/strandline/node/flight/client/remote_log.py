@@ -33,8 +33,7 @@ from strandline.model.records import RecordSource
 from strandline.node.flight.client.channel import TIMEOUT, Channel
 from strandline.node.flight.client.node_channels import FAILOVER_TIMEOUT, NodeChannels, ReadFrom
 from strandline.node.flight.client.remote_slots import RemoteSlots
-from strandline.node.flight.client.remote_span import RemoteSpan, planned_span, streamed_with_terms
-from strandline.node.flight.client.resumed_stream import resumed_stream
+from strandline.node.flight.client.remote_span import RemoteSpan, planned_span, resumed_stream, streamed_with_terms
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.wire.append_stream import AppendCommand, as_messages, write_command
 from strandline.node.flight.wire.streams import schema_of_columns

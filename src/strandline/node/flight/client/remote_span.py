@@ -1,4 +1,4 @@
-"""Spans of a node's log: read over Flight in any process, from any node of the log."""
+"""Spans and streams of a node's log: read over Flight, from any node of the log."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, final
+from typing import Any, Final, TypeAlias, final
 from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import CorruptData, Diverged, InvalidInput, StrandlineError
+from strandline.errors import CorruptData, Diverged, InvalidInput, NotReady, StrandlineError, TransientStorageError
 from strandline.formats.node.ticket import ReadTicket, encode_ticket
 from strandline.formats.node.wire import Flag
 from strandline.log.read.reading import pauses
@@ -27,6 +27,10 @@ from strandline.node.flight.wire.streams import schema_of_columns
 from strandline.node.messages import PlannedSpan
 from strandline.storage.clock import CLOCK, Clock
 
+TermBatch: TypeAlias = tuple[pa.RecordBatch, int]
+"""Records and their term."""
+
+_OFFSET: Final = "offset"
 _JOINED_BYTES: Final = 64 << 20
 """Spans up to this size are read in one call: each further call costs about 8 ms, and calls do not overlap."""
 
@@ -135,14 +139,14 @@ def _channel(process: int, url: str, security: ClientSecurity | None, timeout: f
 
 def streamed_with_terms(
     channel: Channel, ticket: ReadTicket, schema: pa.Schema, clock: Clock, *, signed: str | None = None
-) -> Iterator[tuple[pa.RecordBatch, int]]:
+) -> Iterator[TermBatch]:
     """The batches of a stream as they come, each with the term of its records; 0 from a node of an earlier version."""
     url, encoded = channel.url, encode_ticket(ticket)
 
     def begin() -> AbstractContextManager[Any]:
         return contextlib.nullcontext(channel.get(encoded, schema, timeout=None, signed=signed))
 
-    def accept(chunk: Any) -> tuple[tuple[pa.RecordBatch, int], int] | None:
+    def accept(chunk: Any) -> tuple[TermBatch, int] | None:
         part, note = read_part(chunk, url)
         return None if note.flags & Flag.HEARTBEAT or not part.num_rows else ((part, note.term), size_of(part))
 
@@ -154,3 +158,37 @@ def streamed_with_terms(
             yield from batches
             if not batches and receiver.done:
                 return
+
+
+def resumed_stream(
+    nodes: NodeChannels, log_id: UUID, cursor: Cursor, ticket: ReadTicket, clock: Clock
+) -> Iterator[pa.RecordBatch]:
+    """The batches from a cursor on, as the ticket asks for them, without a gap and without a record twice.
+
+    ``Diverged`` if the records that it has given are not in the log any more.
+    """
+    end = ticket.upto
+    columns = None if ticket.columns is None else tuple(dict.fromkeys((*ticket.columns, _OFFSET)))
+    schema = schema_of_columns(columns)
+
+    def begin(channel: Channel) -> tuple[TermBatch | None, Iterator[TermBatch]]:
+        batches = streamed_with_terms(channel, ReadTicket(cursor, end, ticket.follow, columns), schema, clock)
+        return next(batches, None), batches
+
+    waiting: Iterator[float] | None = None
+    while end is None or cursor.next < end:
+        try:
+            found, batches = nodes.on_reader(begin)
+            while found is not None:
+                batch, term = found
+                cursor, waiting = Cursor(log_id, batch.column(_OFFSET)[-1].as_py() + 1, term), None
+                yield batch if ticket.columns is None else batch.select(ticket.columns)
+                found = next(batches, None)
+        except (TransientStorageError, NotReady):
+            waiting = waiting or pauses(nodes.failover_timeout, clock)
+            pause = next(waiting, 0.0)
+            if not pause:
+                raise
+            clock.sleep(pause)
+        else:
+            return

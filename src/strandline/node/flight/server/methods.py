@@ -40,7 +40,7 @@ from strandline.node.flight.wire.protocol import (
 from strandline.node.flight.wire.streams import (
     CHUNK_SCHEMA,
     TURN,
-    HeartbeatTimer,
+    Wanted,
     feeding,
     pieces,
     reading,
@@ -120,12 +120,12 @@ class FlightMethods:
 
         return serve
 
-    def _live(self, admitted: AdmittedCall) -> Callable[[], bool]:
-        def live() -> bool:
+    def _wanted(self, admitted: AdmittedCall) -> Wanted:
+        def is_live() -> bool:
             self._refuse_when_stopping()
             return admitted.is_wanted
 
-        return live
+        return Wanted(is_live, self._heartbeat_seconds, self._clock)
 
     def _refuse_when_stopping(self) -> None:
         if self._stop.is_set():
@@ -152,10 +152,10 @@ class FlightMethods:
         """Block until there is a record past a cursor, or the time is over."""
         admitted.rights.need(*_EVERYBODY)
         past, seconds = wait_of(body)
-        log, live = self._served.node.reading(), self._live(admitted)
+        log, wanted = self._served.node.reading(), self._wanted(admitted)
         deadline = self._clock.monotonic() + min(seconds, self._limits.wait_seconds)
         with self._admission.limiter.waiting(admitted.who):
-            while live() and (left := deadline - self._clock.monotonic()) > 0:
+            while wanted.is_live() and (left := deadline - self._clock.monotonic()) > 0:
                 if log.wait(past, min(left, TURN)):
                     return
 
@@ -195,7 +195,7 @@ class FlightMethods:
     # --- streams out -------------------------------------------------------------------------------------------
 
     def _do_get(self, admitted: AdmittedCall) -> Iterator[bytes]:
-        live, timer = self._live(admitted), HeartbeatTimer(self._heartbeat_seconds, self._clock)
+        wanted = self._wanted(admitted)
         match decode_ticket(fl.Ticket.deserialize(check_request(admitted.first())).ticket):
             case ReadTicket() as asked:
                 admitted.named()
@@ -205,13 +205,13 @@ class FlightMethods:
                     return self._read.waited_for(admitted.who, size, _MEMORY_SECONDS)
 
                 yield write_flight_data(schema_of_columns(asked.columns).serialize())
-                with contextlib.closing(reading(self._served.node.reading(), asked, live, timer, hold)) as parts:
+                with contextlib.closing(reading(self._served.node.reading(), asked, wanted, hold)) as parts:
                     for message, note in parts:
                         yield write_flight_data(message, metadata=note)
             case FileTicket() as asked:
                 caller = _replica(admitted, asked)
                 yield write_flight_data(CHUNK_SCHEMA.serialize())
-                with contextlib.closing(pieces(self._served.node.primary, asked, caller, live)) as chunks:
+                with contextlib.closing(pieces(self._served.node.primary, asked, caller, wanted.is_live)) as chunks:
                     for chunk in chunks:
                         yield write_flight_data(chunk.serialize())
             case FeedTicket() | ReportTicket():
@@ -266,14 +266,15 @@ class FlightMethods:
     def _feed(self, admitted: AdmittedCall, asked: FeedTicket) -> Iterator[bytes]:
         """Log batches for a replica."""
         caller = _replica(admitted, asked)
-        live, timer = self._live(admitted), HeartbeatTimer(self._heartbeat_seconds, self._clock)
 
         def hold(size: int) -> AbstractContextManager[None]:
             return self._fed.waited_for(caller.name, size, _MEMORY_SECONDS)
 
         with self._admission.limiter.feeding(caller.name):
             yield write_flight_data(RECORD_SCHEMA.serialize())
-            with contextlib.closing(feeding(self._served.node.primary, asked, caller, live, timer, hold)) as parts:
+            with contextlib.closing(
+                feeding(self._served.node.primary, asked, caller, self._wanted(admitted), hold)
+            ) as parts:
                 for message, note in parts:
                     yield write_flight_data(b"" if message is None else message, metadata=note)
 

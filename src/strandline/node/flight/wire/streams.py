@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -45,30 +45,22 @@ RecordMessage: TypeAlias = tuple[memoryview, bytes]
 """Records as an Arrow message, encoded once, and their note."""
 NoteMessage: TypeAlias = tuple[None, bytes]
 """A note without records."""
-Live: TypeAlias = Callable[[], bool]
-"""Whether the stream is still wanted. Raises if the node is stopping."""
-
-
 ReserveMemory: TypeAlias = Callable[[int], contextlib.AbstractContextManager[object]]
 """Reserves memory during a block; may wait, and raise ``Overloaded``."""
 
 
-class HeartbeatTimer:
-    """Heartbeat timer of an idle stream."""
+class Wanted(NamedTuple):
+    """How long a stream goes on, and how often it says that it does."""
 
-    def __init__(self, seconds: float, clock: Clock) -> None:
-        """Due ``seconds`` after the last message."""
-        self._seconds = seconds
-        self._clock = clock
-        self._due = clock.monotonic()
+    is_live: Callable[[], bool]
+    """Whether the stream is still wanted. Raises if the node is stopping."""
+    heartbeat_seconds: float
+    """Interval of the heartbeats of an idle stream."""
+    clock: Clock
 
-    def sent(self) -> None:
-        """A message was sent."""
-        self._due = self._clock.monotonic() + self._seconds
-
-    def is_due(self) -> bool:
-        """Whether a heartbeat is due."""
-        return self._clock.monotonic() >= self._due
+    def next_heartbeat(self) -> float:
+        """When the next heartbeat is due, unless there is something else to send."""
+        return self.clock.monotonic() + self.heartbeat_seconds
 
 
 def schema_of_columns(columns: Sequence[str] | None) -> pa.Schema:
@@ -81,8 +73,7 @@ def schema_of_columns(columns: Sequence[str] | None) -> pa.Schema:
 def reading(
     log: Log,
     ticket: ReadTicket,
-    live: Live,
-    timer: HeartbeatTimer,
+    wanted: Wanted,
     hold: ReserveMemory = lambda _: contextlib.nullcontext(),
 ) -> Generator[RecordMessage, None, None]:
     """Records with their offsets up to the watermark; with ``follow`` also what is committed later.
@@ -90,11 +81,11 @@ def reading(
     An idle stream sends an empty batch per heartbeat interval. Memory for a batch is held until it was sent.
     """
     nothing = _message(_empty(schema_of_columns(ticket.columns)))
-    cursor = log.start() if ticket.since is None else ticket.since
+    cursor, due = log.start() if ticket.since is None else ticket.since, wanted.clock.monotonic()
     end = ticket.upto if ticket.follow or ticket.upto is not None else log.end().next
     if end is not None and cursor.next >= end:
         log.plan(cursor, Limit(batches=1))  # nothing to read, but a cursor past the end or of another log is refused
-    while live() and (end is None or cursor.next < end):
+    while wanted.is_live() and (end is None or cursor.next < end):
         spans = log.plan(cursor, Limit(batches=_PLANNED.batches, bytes=_PLANNED.bytes, upto=end))
         for span in spans:
             after = cursor_after(cursor, span)
@@ -105,12 +96,12 @@ def reading(
                     yield message, _read_note(Flag.READ | Flag.LAST, span.first, after, log, content)
             cursor = after
         if spans:
-            timer.sent()
+            due = wanted.next_heartbeat()
         elif not ticket.follow:
             raise NotReady(f"The log does not reach offset {end} yet; it ends at {cursor.next}.")
-        elif not log.wait(cursor, TURN) and timer.is_due():
+        elif not log.wait(cursor, TURN) and wanted.clock.monotonic() >= due:
             yield nothing, _read_note(Flag.READ | Flag.HEARTBEAT, cursor.next, cursor, log)
-            timer.sent()
+            due = wanted.next_heartbeat()
 
 
 def _fetched(log: Log, span: Any, cursor: Cursor, columns: Sequence[str] | None) -> list[pa.RecordBatch]:
@@ -133,7 +124,7 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def feeding(
-    primary: PrimaryRole, ticket: FeedTicket, caller: Caller, live: Live, timer: HeartbeatTimer, hold: ReserveMemory
+    primary: PrimaryRole, ticket: FeedTicket, caller: Caller, wanted: Wanted, hold: ReserveMemory
 ) -> Generator[RecordMessage | NoteMessage, None, None]:
     """Log batches without an end, and heartbeats: when there are no batches, and whenever the heartbeat has changed.
 
@@ -141,8 +132,8 @@ def feeding(
     """
     with contextlib.closing(primary.feed(caller, ticket.since)) as feed:
         last_heartbeat: Heartbeat | None = None
-        turn = TURN
-        while live():
+        turn, due = TURN, wanted.clock.monotonic()
+        while wanted.is_live():
             size = feed.wait(turn)
             with hold(size) if size else contextlib.nullcontext():
                 batches = feed.take(turn)
@@ -153,12 +144,12 @@ def feeding(
                         with contextlib.nullcontext() if size else hold(len(part)):
                             yield part, note
             heartbeat = feed.heartbeat
-            is_news = heartbeat != last_heartbeat or (timer.is_due() and not batches)
+            is_news = heartbeat != last_heartbeat or (wanted.clock.monotonic() >= due and not batches)
             if is_news:
                 last_heartbeat = heartbeat
                 yield None, encode_note(Note(Flag.HEARTBEAT, 0, 0, 0, 0, None, heartbeat))
             if batches or is_news:
-                timer.sent()
+                due = wanted.next_heartbeat()
             turn = next_turn(turn, last_heartbeat, is_news=bool(batches) or is_news)
 
 
@@ -195,16 +186,14 @@ def _message(batch: pa.RecordBatch, page: Parts | None = None) -> memoryview:
 
 
 def pieces(
-    primary: PrimaryRole, ticket: FileTicket, caller: Caller, live: Live
+    primary: PrimaryRole, ticket: FileTicket, caller: Caller, is_live: Callable[[], bool]
 ) -> Generator[pa.RecordBatch, None, None]:
     """A piece of a snapshot's file: at most ``limit`` bytes."""
     left = ticket.limit
     chunks = primary.chunks(caller, ticket.snapshot, ticket.path, ticket.offset)
-    with contextlib.ExitStack() as closing:
-        if hasattr(chunks, "close"):
-            closing.callback(chunks.close)
+    with contextlib.closing(chunks):
         for chunk in chunks:
-            if left <= 0 or not live():
+            if left <= 0 or not is_live():
                 return
             columns = [
                 pa.array([chunk.offset], pa.int64()),
