@@ -7,21 +7,19 @@ import io
 import json
 import os
 import random
-import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pyarrow as pa
 import pytest
 from rich.console import Console
 
 import strandline as sl
-from strandline.cli.demo import command, picture
+from strandline.cli.demo import command
 from strandline.cli.demo.changes import ORDER, Change, DemoWorkload, changes
 from strandline.cli.demo.command import Demo
 from strandline.cli.demo.comparison import (
@@ -29,18 +27,14 @@ from strandline.cli.demo.comparison import (
     Comparison,
     StateDifference,
     Truth,
-    VersionsDifference,
     as_table,
     compare_changes,
     compare_state,
-    compare_versions,
     folded,
     producers_of,
     truth,
     values_of,
-    versions,
 )
-from strandline.cli.demo.page import page
 from strandline.cli.demo.processes import DemoFolder, Process, ProcessGroup, failure_in
 from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, event_line, sparkline, summary
 from strandline.cli.demo.workers import table_of
@@ -201,54 +195,7 @@ def test_a_history_with_one_fault_is_found_out(fault: str) -> None:
     assert getattr(found, fault) == 1
 
 
-def without(rows: pa.Table, at: int) -> pa.Table:
-    return pa.concat_tables([rows.slice(0, at), rows.slice(at + 1)])
-
-
-def with_other(rows: pa.Table, at: int, name: str, value: object) -> pa.Table:
-    values = rows[name].to_pylist()
-    values[at] = value
-    return rows.set_column(rows.column_names.index(name), name, pa.array(values, rows.schema.field(name).type))
-
-
-BROKEN_VERSIONS: dict[str, tuple[Callable[[pa.Table], pa.Table], tuple[int, int]]] = {
-    "one is missing": (lambda rows: without(rows, 10), (1, 0)),
-    "one is there twice": (lambda rows: pa.concat_tables([rows, rows.slice(10, 1)]), (0, 1)),
-    "one is there instead of another": (lambda rows: pa.concat_tables([without(rows, 10), rows.slice(11, 1)]), (1, 1)),
-    "the value is another": (lambda rows: with_other(rows, 10, "value", b"{}"), (1, 1)),
-    "the value is null": (lambda rows: with_other(rows, 10, "value", None), (1, 1)),
-    "it began earlier": (lambda rows: with_other(rows, 10, "began", -1), (1, 1)),
-    "it ended later": (lambda rows: with_other(rows, 10, "ended", 2**40), (1, 1)),
-}
-
-
-@pytest.mark.parametrize("fault", BROKEN_VERSIONS)
-def test_a_table_of_versions_with_one_fault_is_found_out(fault: str) -> None:
-    breaking, wrong = BROKEN_VERSIONS[fault]
-    expected = versions(all_stored(SMALL, 1))
-    rows = expected.sort_by([("began", "descending")])
-    assert compare_versions(rows, expected) == VersionsDifference(expected.num_rows, 0, 0)
-    found = compare_versions(breaking(rows), expected)
-    assert (found.missing, found.extra) == wrong
-
-
-def test_versions_are_those_that_reading_the_changes_one_by_one_gives() -> None:
-    rows = list(enumerate(interleaved(SMALL, 1)))
-    current: dict[bytes, tuple[bytes, int]] = {}
-    read = []
-    for offset, (key, value) in rows:
-        if key in current:
-            read.append((key, *current.pop(key), offset))
-        if value is not None:
-            current[key] = value, offset
-    read += [(key, *began, None) for key, began in current.items()]
-    found = [tuple(row.values()) for row in versions(stored(rows)).to_pylist()]
-    assert sorted(found, key=lambda row: row[2]) == sorted(read, key=lambda row: row[2])
-    assert {key: value for key, value, _, ended in found if ended is None} == truth(SMALL).latest
-
-
-def test_no_changes_have_no_versions_and_lack_all_of_the_truth() -> None:
-    assert versions(stored([])).num_rows == 0
+def test_no_changes_lack_all_of_the_truth() -> None:
     assert compare_changes(stored([]), truth(SMALL)) == ChangesDifference(0, SMALL.records, 0, SMALL.producers)
 
 
@@ -265,18 +212,14 @@ def test_a_value_that_is_deleted_instead_is_found_out() -> None:
     assert not compare_changes(stored([(0, (change[0], None))]), expected).exact
 
 
-# --- the page --------------------------------------------------------------------------------------------------
+# --- the summary -----------------------------------------------------------------------------------------------
 
 
 def finished() -> DemoResult:
     state = StateDifference(rows=90, missing=0, extra=0, different=0, doubled=0)
-    history = VersionsDifference(rows=950, missing=0, extra=0)
     made = ChangesDifference(rows=1000, lost=0, doubled=0, disordered=0)
-    result = DemoResult(DemoWorkload(1000, 100, 3, 7), seconds=12.5, exposed=0.0451)
-    result.samples = [
-        Sample(float(t), min(1000, 100 * t), 80 * t, 70 * t, 90 * t, 0 if t < 6 else 1000, 0 if t in {4, 5} else 1)
-        for t in range(12)
-    ]
+    result = DemoResult(DemoWorkload(1000, 100, 3, 7), seconds=12.5)
+    result.samples = [Sample(float(t), min(1000, 100 * t), 80 * t, 90 * t, 0 if t < 6 else 1000) for t in range(12)]
     result.events = [
         DemoEvent(0.0, "start", "it <starts> & runs"),
         DemoEvent(1.0, "up", "Spark is up"),
@@ -290,55 +233,31 @@ def finished() -> DemoResult:
     result.lag = Lag("file:///log", "id", 0, 1000, 50, None, (slot,))
     wrong = replace(state, missing=12345, different=7)
     lossy = ChangesDifference(rows=900, lost=54321, doubled=17, disordered=3)
-    result.compared = Comparison(90, state, history, made, lossy, wrong)
+    result.compared = Comparison(90, state, made, lossy, wrong)
     return result
 
 
-def parsed(text: str) -> ET.Element:
-    return ET.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
+def shown(result: DemoResult, columns: int = 140) -> str:
+    console = Console(file=io.StringIO(), width=columns, highlight=False)
+    console.print(summary(result, columns))
+    return console.file.getvalue()
 
 
-def test_the_page_is_well_formed_and_holds_what_was_found() -> None:
-    root = parsed(page(finished()))
-    text = "".join(root.itertext())
-    for expected in ("EXACT", "54,321", "12,345", "it <starts> & runs", "stalled-report", "pins the floor", "4.5%"):
+def test_the_summary_holds_what_was_found() -> None:
+    text = shown(finished())
+    for expected in ("EXACT", "54,321", "12,345", "stalled-report", "pins the floor"):
         assert expected in text
-    assert "the checkpoint is deleted" in text
-    assert "pre" not in {element.tag for element in root.iter()}, "a page, not the text of a terminal"
 
 
 def test_the_summary_shows_the_lag_over_time() -> None:
-    console = Console(file=io.StringIO(), width=140, highlight=False)
-    console.print(summary(finished()))
-    assert "orders table  ▁▁▂▃▃▄▅▅▆▇█▅ at most 200" in console.file.getvalue()
-
-
-def test_the_page_needs_nothing_but_itself() -> None:
-    text = page(finished())
-    assert not re.search(r"<(script|link|img|iframe|object)\b|@import|url\(|\bsrc=|\bhref=", text)
-    assert not re.findall(r"https?://[^\s\"']+", text)
-    assert "color-scheme: light dark" in text
-
-
-def test_the_picture_shows_each_reader_the_kills_and_the_outages() -> None:
-    root = parsed(page(finished()))
-    (shown,) = root.iter("svg")
-    assert [len(line.attrib["points"].split()) for line in shown.iter("polyline")] == [12] * 5
-    assert [line.attrib["class"] for line in shown.iter("line")].count("kill") == 1
-    (outage, _key) = [box for box in shown.iter("rect") if box.attrib.get("class") == "down"]
-    assert float(outage.attrib["width"]) > 0
-    assert "SIGKILL" in "".join(shown.itertext())
-
-
-def test_a_picture_of_nothing_is_a_picture() -> None:
-    assert ET.fromstring(picture.drawn([], [])).tag == "svg"
+    assert "orders table  ▁▁▂▃▃▄▅▅▆▇█▅ at most 200" in shown(finished())
 
 
 def test_a_wrong_result_is_called_wrong() -> None:
     result = finished()
     assert result.compared is not None
     result.compared = replace(result.compared, orders=replace(result.compared.orders, doubled=1))
-    assert "WRONG" in "".join(parsed(page(result)).itertext())
+    assert "WRONG" in shown(result)
     assert result.fields()["verdict"] == "WRONG"
 
 
@@ -346,12 +265,12 @@ def test_a_naive_twin_that_is_right_by_chance_is_reported_as_right() -> None:
     result = finished()
     assert result.compared is not None
     result.compared = replace(result.compared, naive=result.compared.changes, naive_state=result.compared.orders)
-    assert "happens to be right" in page(result)
+    assert "happens to be right" in shown(result)
     assert result.fields()["naive_wrong"] is False
 
 
 @pytest.mark.parametrize(("doubled", "status"), [(0, 0), (1, 1)])
-def test_the_demo_s_status_is_its_verdict_and_its_report_is_kept(
+def test_the_demo_s_status_is_its_verdict_and_only_a_named_folder_is_kept(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, doubled: int, status: int
 ) -> None:
     result = finished()
@@ -361,36 +280,15 @@ def test_the_demo_s_status_is_its_verdict_and_its_report_is_kept(
     done = run("demo")
     assert done.exit_code == status, done.output
     assert ("WRONG" if status else "EXACT: all tables") in done.stdout
-    (home,) = tmp_path.iterdir()
-    assert home.stat().st_mode & 0o777 == 0o700
-    (report,) = home.iterdir()
-    assert done.stdout.splitlines()[-1] == f"Report: {report}"
-    assert report.suffix == ".html"
-
-
-def test_the_demo_writes_through_no_link_beside_its_folder(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    mine = tmp_path / "mine.txt"
-    mine.write_text("mine")
-    made = tempfile.mkdtemp
-
-    def watched(**options: str) -> str:
-        home = made(**options)
-        Path(f"{home}.html").symlink_to(mine)  # by somebody who watches the folder of temporary files
-        return home
-
-    monkeypatch.setattr(command, "_run", lambda *_, **__: finished())
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(tempfile, "mkdtemp", watched)
-    assert run("demo").exit_code == 0
-    assert mine.read_text() == "mine"
+    assert list(tmp_path.iterdir()) == []
+    assert run("demo", "--dir", tmp_path / "kept").exit_code == status
+    assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o700
 
 
 def test_the_rate_of_spark_is_that_of_its_best_five_seconds() -> None:
     result = finished()
     applied = [0, 0, 0, 100, 200, 300, 400, 500, 500, 500, 510]
-    result.samples = [Sample(float(t), 1000, orders, 0, 0, 0, 1) for t, orders in enumerate(applied)]
+    result.samples = [Sample(float(t), 1000, orders, 0, 0) for t, orders in enumerate(applied)]
     assert result.rates()["followed"] == pytest.approx(100)
 
 

@@ -142,64 +142,6 @@ def producers_of(keys: pa.ChunkedArray, producers: int) -> pa.ChunkedArray:
     return pc.subtract(numbers, pc.multiply(pc.divide(numbers, producers), producers))
 
 
-# --- all versions --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class VersionsDifference:
-    """Differences of a table of versions: rows that it lacks, and rows that should not be there."""
-
-    rows: int
-    missing: int
-    extra: int
-
-    @property
-    def exact(self) -> bool:
-        """Whether the table equals the truth."""
-        return not (self.missing or self.extra)
-
-
-def versions(stored: pa.Table) -> pa.Table:
-    """The versions of all keys: value, the offset at which it began, and that at which it ended (null: it is current).
-
-    ``stored`` has all changes, each once. A version ends with the next change of its key.
-
-    >>> stored = pa.table({"offset": [0, 1, 2], "key": [b"a", b"b", b"a"], "value": [b"1", b"2", None]})
-    >>> versions(stored).to_pylist()[0]
-    {'key': b'a', 'value': b'1', 'began': 0, 'ended': 2}
-    """
-    ordered = stored.sort_by([("key", "ascending"), ("offset", "ascending")]).combine_chunks()
-    keys, offsets = (_one(ordered[name]) for name in ("key", "offset"))
-    has_next = pc.equal(keys[:-1], keys[1:])
-    ended = pa.concat_arrays([pc.if_else(has_next, offsets[1:], None), pa.nulls(min(1, len(keys)), offsets.type)])
-    columns = {"key": keys, "value": ordered["value"], "began": offsets, "ended": ended}
-    return pa.table(columns).filter(pc.is_valid(ordered["value"]))
-
-
-def _one(column: pa.ChunkedArray) -> pa.Array:
-    found = column.combine_chunks()
-    return found if isinstance(found, pa.Array) else pa.concat_arrays(found.chunks)
-
-
-def compare_versions(found: pa.Table, expected: pa.Table) -> VersionsDifference:
-    """Compare the rows of a table of versions with those that the changes lead to.
-
-    >>> one = pa.table({"key": [b"a"], "value": [b"1"], "began": [0], "ended": pa.array([None], pa.int64())})
-    >>> compare_versions(pa.concat_tables([one, one]), one.set_column(3, "ended", [[2]]))
-    VersionsDifference(rows=2, missing=1, extra=2)
-    """
-    signed = [
-        rows.append_column("surplus", pa.repeat(pa.scalar(sign, pa.int64()), rows.num_rows))
-        for rows, sign in ((found, 1), (expected, -1))
-    ]
-    surplus = pa.concat_tables(signed).group_by(expected.column_names).aggregate([("surplus", "sum")])["surplus_sum"]
-    return VersionsDifference(
-        rows=found.num_rows,
-        missing=-(pc.sum(pc.min_element_wise(surplus, 0)).as_py() or 0),
-        extra=pc.sum(pc.max_element_wise(surplus, 0)).as_py() or 0,
-    )
-
-
 # --- the comparison ------------------------------------------------------------------------------------------------
 
 
@@ -209,7 +151,6 @@ class Comparison:
 
     keys: int
     orders: StateDifference
-    history: VersionsDifference
     changes: ChangesDifference
     naive: ChangesDifference
     naive_state: StateDifference
@@ -217,7 +158,7 @@ class Comparison:
     @property
     def exact(self) -> bool:
         """Whether all tables that follow the log equal the truth."""
-        return self.orders.exact and self.history.exact and self.changes.exact
+        return self.orders.exact and self.changes.exact
 
     @property
     def naive_exact(self) -> bool:
@@ -233,8 +174,6 @@ def compare(folder: DemoFolder, expected: Truth) -> Comparison:
     return Comparison(
         keys=len(expected.latest),
         orders=compare_state(orders["_key"].to_pylist(), values_of(orders).to_pylist(), expected.latest),
-        # The offsets are in no generator: they are those of the changes, which are compared by themselves.
-        history=compare_versions(_versions(folder.history), versions(stored)),
         changes=compare_changes(stored, expected),
         naive=compare_changes(naive, expected),
         naive_state=compare_state(list(latest), list(latest.values()), expected.latest),
@@ -252,17 +191,6 @@ def _changes(table: str) -> pa.Table:
     rows = _rows(table, "offset", "op", "key", "value").sort_by("offset")
     values = pc.if_else(pc.equal(rows["op"], Op.PUT), rows["value"], None)
     return pa.table({"offset": rows["offset"], "key": rows["key"], "value": values})
-
-
-def _versions(table: str) -> pa.Table:
-    rows = _rows(table, "_key", "_valid_from_offset", "_valid_to_offset", *ORDER.names)
-    columns: dict[str, Any] = {
-        "key": rows["_key"],
-        "value": values_of(rows),
-        "began": rows["_valid_from_offset"],
-        "ended": rows["_valid_to_offset"],
-    }
-    return pa.table(columns)
 
 
 def values_of(rows: pa.Table) -> pa.ChunkedArray:

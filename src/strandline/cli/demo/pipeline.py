@@ -1,8 +1,8 @@
 """The demo's Spark process: ``python -m strandline.cli.demo.pipeline FOLDER RUN``. The demo kills it.
 
-Three queries read the same log in one session: our two, which keep the latest orders and all their versions as typed
-tables, and a naive one as it is commonly written, with ``foreachBatch``, an append, Spark's own checkpoint, and,
-when that is lost, the newest offset as its start.
+Two queries read the same log in one session: ours, which keeps the latest orders as a typed table, and a naive one as
+it is commonly written, with ``foreachBatch``, an append, Spark's own checkpoint, and, when that is lost, the newest
+offset as its start.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 import strandline as sl
 from strandline.cli.demo.changes import ORDER
-from strandline.cli.demo.processes import HISTORY_SLOT, SLOT, DemoFolder, exit_with_parent, write_marker
+from strandline.cli.demo.processes import SLOT, DemoFolder, exit_with_parent, write_marker
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,22 +27,15 @@ _EVERY: Final = {"processingTime": "1 second"}
 _POLL: Final = 0.1
 
 
-def follow_orders(spark: SparkSession, folder: DemoFolder) -> list[sl.spark.Following]:
-    """Our pipelines: each table stores its own cursor, so that there is no checkpoint to lose."""
-    value = sl.values.Json(ORDER)
-    tables = {
-        SLOT: sl.DeltaSink(folder.orders, mode="latest", value=value),
-        HISTORY_SLOT: sl.DeltaSink(folder.history, mode="history", value=value),
-    }
+def follow_orders(spark: SparkSession, folder: DemoFolder) -> sl.spark.Following:
+    """Our pipeline: the table stores its own cursor, so that there is no checkpoint to lose."""
 
-    def following(slot: str, sink: sl.DeltaSink) -> sl.spark.Following:
-        def on_step(step: str) -> None:
-            if step == "committed":  # the batch is in the table, but not in the slot
-                _hold(folder, slot)
+    def on_step(step: str) -> None:
+        if step == "committed":  # the batch is in the table, but not in the slot
+            _hold(folder, SLOT)
 
-        return sl.spark.follow(spark, folder.log, sink, slot=slot, trigger=_EVERY, on_step=on_step)
-
-    return [following(slot, sink) for slot, sink in tables.items()]
+    sink = sl.DeltaSink(folder.orders, mode="latest", value=sl.values.Json(ORDER))
+    return sl.spark.follow(spark, folder.log, sink, slot=SLOT, trigger=_EVERY, on_step=on_step)
 
 
 def naive_twin(spark: SparkSession, folder: DemoFolder, run: int, called: threading.Event) -> StreamingQuery:
@@ -73,13 +66,6 @@ def naive_twin(spark: SparkSession, folder: DemoFolder, run: int, called: thread
     )
 
 
-def _exposed(query: StreamingQuery) -> float | None:
-    """The share of its batch time that a query spent between write and checkpoint, as Spark measures it."""
-    spent = [dict(progress.durationMs) for progress in query.recentProgress if progress.numInputRows]
-    working = sum(times.get("triggerExecution", 0) for times in spent)
-    return sum(times.get("commitOffsets", 0) for times in spent) / working if working else None
-
-
 def _hold(folder: DemoFolder, query: str) -> None:
     """If the demo requested it: mark that this batch is written but not recorded, and wait to be killed."""
     if folder.hold.exists():
@@ -87,8 +73,8 @@ def _hold(folder: DemoFolder, query: str) -> None:
         threading.Event().wait()
 
 
-def bring_up(spark: SparkSession, folder: DemoFolder, run: int) -> tuple[list[sl.spark.Following], StreamingQuery]:
-    """Start all queries, and mark that they are up; raises what ended one of them before that."""
+def bring_up(spark: SparkSession, folder: DemoFolder, run: int) -> tuple[sl.spark.Following, StreamingQuery]:
+    """Start both queries, and mark that they are up; raises what ended one of them before that."""
     called = threading.Event()
     ours = follow_orders(spark, folder)
     naive = naive_twin(spark, folder, run, called)
@@ -100,19 +86,18 @@ def bring_up(spark: SparkSession, folder: DemoFolder, run: int) -> tuple[list[sl
     return ours, naive
 
 
-def _are_active(ours: list[sl.spark.Following], naive: StreamingQuery) -> bool:
-    return naive.isActive and all(one.active for one in ours)
+def _are_active(ours: sl.spark.Following, naive: StreamingQuery) -> bool:
+    return naive.isActive and ours.active
 
 
-def _check(ours: list[sl.spark.Following], naive: StreamingQuery) -> None:
-    failures = [*(one.exception() for one in ours), naive.exception()]
-    for failure in failures:
+def _check(ours: sl.spark.Following, naive: StreamingQuery) -> None:
+    for failure in (ours.exception(), naive.exception()):
         if failure is not None:
             raise failure
 
 
 def main(path: str, run: int) -> None:
-    """Run all queries until they are killed or asked to stop."""
+    """Run both queries until they are killed or asked to stop."""
     exit_with_parent()
     folder = DemoFolder(Path(path))
     spark = sl.spark.local_session("strandline-demo", short_lived=True)
@@ -120,9 +105,7 @@ def main(path: str, run: int) -> None:
     while _are_active(ours, naive) and not folder.stop.exists():
         time.sleep(_POLL)
     _check(ours, naive)
-    write_marker(folder.exposed, _exposed(naive))
-    for one in ours:
-        one.stop()
+    ours.stop()
     naive.stop()
     spark.stop()
 

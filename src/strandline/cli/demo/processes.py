@@ -20,11 +20,8 @@ from typing import IO, Any, Final, Self, cast
 from strandline.errors import StrandlineError
 
 SLOT: Final = "orders-table"
-HISTORY_SLOT: Final = "order-history"
 LATE_SLOT: Final = "late-changes"
 STALLED_SLOT: Final = "stalled-report"
-OUTPUT: Final = "output"
-"""The folder of the processes' output."""
 _SESSION_FIELD: Final = 3
 _LONGEST: Final = 500
 _TRACE: Final = re.compile(r"\s+(at |\.\.\. \d+ more|File |\^|~)|Traceback |JVM stacktrace:|\s*$")
@@ -45,21 +42,17 @@ class DemoFolder:
         self.log = str(path / "log")
         self.orders = str(tables / "orders")
         self.naive = str(tables / "naive")
-        self.history = str(tables / "history")
-        """All versions of all orders."""
         self.changes = str(tables / "changes")
         """All changes, written by the late consumer."""
         self.stalled = str(tables / "stalled")
         self.checkpoints = path / "checkpoints"
-        self.output = path / OUTPUT
+        self.output = path / "output"
         self.hold = markers / "hold"
         """While it exists, each query stops for good right after its next write."""
         self.stop = markers / "stop"
         """Asks the pipeline to stop."""
         self.naive_position = markers / "naive.json"
         """The next offset of the naive pipeline."""
-        self.exposed = markers / "exposed.json"
-        """The share of its working time in which the naive pipeline had a batch written and not recorded."""
         self._markers = markers
 
     def held(self, query: str) -> Path:

@@ -33,15 +33,13 @@ _STYLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The end of the log and the offset of each reader, ``at`` seconds; ``run`` is 0 while Spark is down."""
+    """The end of the log and the offset of each reader, after ``at`` seconds."""
 
     at: float
     produced: int
     orders: int
-    history: int
     naive: int
     changes: int
-    run: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +61,6 @@ class DemoResult:
     lag: Lag | None = None
     compared: Comparison | None = None
     seconds: float = 0.0
-    exposed: float | None = None
-    """The share of its working time in which the naive pipeline had a batch written and not recorded."""
 
     @property
     def comparison(self) -> Comparison:
@@ -97,7 +93,6 @@ class DemoResult:
             "seconds": round(self.seconds, 1),
             "results": asdict(found),
             "rates": {name: round(rate) for name, rate in self.rates().items()},
-            "naive_exposed": self.exposed,
             "lag": None if self.lag is None else self.lag.fields(),
             "events": [asdict(event) for event in self.events],
             "samples": [asdict(sample) for sample in self.samples],
@@ -122,37 +117,22 @@ def summary(result: DemoResult, width: int = _WIDE) -> RenderableType:
         "\nRecords behind the end of the log, over time:",
         *(f"{name:<14}{sparkline(lags, min(80, width - _BESIDE))}" for name, lags in _lags(result.samples).items()),
         "",
-        _differences(
-            "The latest value of each key, against the truth",
-            ("rows", "missing", "extra", "different", "doubled"),
-            states,
-        ),
+        _differences("The latest value of each key, against the truth", states),
         "",
-        _differences(
-            "All versions of all orders",
-            ("rows", "missing", "extra"),
-            {"order history": found.history},
-        ),
-        "",
-        _differences(f"All {records} changes, counted by offset", ("rows", "lost", "doubled"), changes),
+        _differences(f"All {records} changes, counted by offset", changes),
         "",
         f"Produced, paced:     {rates['produced']:>9,.0f} records/s",
         f"Followed, with Spark:{rates['followed']:>10,.0f} records/s, over the best 5 seconds",
     ]
-    if result.exposed is not None:
-        parts.append(
-            f"By chance, a kill would have doubled a batch of the twin in {result.exposed:.1%} of its working time."
-        )
     parts += [f"Started three times, killed twice, {show.seconds(result.seconds)} in all.\n", _verdict(found)]
     return Group(*parts)
 
 
 def _lags(samples: Sequence[Sample]) -> dict[str, list[int]]:
+    readers = {"orders table": "orders", "naive twin": "naive", "all changes": "changes"}
     return {
-        "orders table": [max(0, sample.produced - sample.orders) for sample in samples],
-        "order history": [max(0, sample.produced - sample.history) for sample in samples],
-        "naive twin": [max(0, sample.produced - sample.naive) for sample in samples],
-        "all changes": [max(0, sample.produced - sample.changes) for sample in samples],
+        title: [max(0, sample.produced - getattr(sample, name)) for sample in samples]
+        for title, name in readers.items()
     }
 
 
@@ -168,13 +148,14 @@ def sparkline(values: Sequence[int], width: int = 80) -> str:
     return f"{blocks} at most {top:,}"
 
 
-def _differences(title: str, columns: Sequence[str], tables: Mapping[str, object]) -> Table:
+def _differences(title: str, tables: Mapping[str, Any]) -> Table:
+    """Counts of each table; all but the rows should be zero."""
     table = Table(title=title, title_justify="left", box=None)
     table.add_column("table")
-    for column in columns:
+    for column in asdict(next(iter(tables.values()))):
         table.add_column(column, justify="right")
     for name, found in tables.items():
-        rows, *wrong = (int(getattr(found, column)) for column in columns)
+        rows, *wrong = asdict(found).values()
         table.add_row(name, f"{rows:,}", *(Text(f"{n:,}", "bold red" if n else "green") for n in wrong))
     return table
 
@@ -190,4 +171,4 @@ def _verdict(found: Comparison) -> Text:
     twin = twin_verdict(found)
     if found.exact:
         return Text.assemble(("EXACT", "bold green"), f": all tables that follow the log equal the truth. {twin}")
-    return Text.assemble(("WRONG", "bold red"), f": {found.orders}, {found.history}, {found.changes}. {twin}")
+    return Text.assemble(("WRONG", "bold red"), f": {found.orders}, {found.changes}. {twin}")
