@@ -19,7 +19,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 import strandline as sl
-from strandline.cli.shared.monitoring import monitored
+from strandline.cli.shared.monitoring import Metrics
 from strandline.errors import Fenced, StorageError
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, ServerSecurity
@@ -41,7 +41,7 @@ def free_port() -> int:
 def test_silent_connections_take_a_bounded_number_of_threads_and_keep_no_scraper_out() -> None:
     port = free_port()
     before = threading.active_count()
-    with monitored(("127.0.0.1", port), is_open=False), ExitStack() as opened:
+    with Metrics(("127.0.0.1", port)).served(), ExitStack() as opened:
         for _ in range(10 * MOST):
             silent = opened.enter_context(socket.create_connection(("127.0.0.1", port), WAIT))
             silent.sendall(b"GET /metrics HTTP/1.1\r\n")  # and never the rest
@@ -63,7 +63,7 @@ def test_a_scrape_under_way_outlives_a_crowd_of_silent_connections(monkeypatch: 
 
     monkeypatch.setattr(HttpServer, "has_asked", slow)
     port = free_port()
-    with monitored(("127.0.0.1", port), is_open=False), ExitStack() as opened, ThreadPoolExecutor(1) as pool:
+    with Metrics(("127.0.0.1", port)).served(), ExitStack() as opened, ThreadPoolExecutor(1) as pool:
         scrape = pool.submit(lambda: urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT).read())
         assert asked.wait(WAIT)
         crowd = [opened.enter_context(socket.create_connection(("127.0.0.1", port), WAIT)) for _ in range(2 * MOST)]
@@ -76,7 +76,7 @@ def test_a_port_that_is_taken_is_one_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StorageError, match=rf"Metrics cannot be served on 127\.0\.0\.1:{port}: "):
-            monitored(("127.0.0.1", port), is_open=False).__enter__()
+            Metrics(("127.0.0.1", port)).served().__enter__()
 
 
 def answer(port: int, path: str, method: str = "GET") -> tuple[int, str]:
@@ -90,7 +90,7 @@ def answer(port: int, path: str, method: str = "GET") -> tuple[int, str]:
 
 def test_health_and_readiness_are_asked_for_and_other_paths_are_not_found() -> None:
     port = free_port()
-    with monitored(("127.0.0.1", port), is_open=False) as health:
+    with Metrics(("127.0.0.1", port)).served() as health:
         assert answer(port, "/healthz") == (200, "ok\n")
         assert answer(port, "/readyz") == (503, "it is starting\n")
         health.ready()
@@ -106,7 +106,7 @@ def test_health_and_readiness_are_asked_for_and_other_paths_are_not_found() -> N
 
 
 def test_nothing_is_served_where_it_is_not_asked_for() -> None:
-    with monitored(None, is_open=False) as health:
+    with Metrics().served() as health:
         assert isinstance(health, Health)
 
 

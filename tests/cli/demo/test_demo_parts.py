@@ -38,7 +38,7 @@ from strandline.cli.demo.comparison import (
 from strandline.cli.demo.processes import DemoFolder, Process, ProcessGroup, failure_in
 from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, event_line, sparkline, summary
 from strandline.cli.demo.workers import table_of
-from strandline.cli.logs.lag import Lag, SlotRow
+from strandline.cli.logs.lag import current_lag
 from strandline.errors import NotReady, StrandlineError
 from strandline.storage.retry import Backoff
 from tests.cli.conftest import Run
@@ -229,8 +229,12 @@ def finished() -> DemoResult:
         DemoEvent(6.0, "join", "one joins late"),
         DemoEvent(11.0, "done", "done"),
     ]
-    slot = SlotRow("stalled-report", 50, 950, 9500, 3.0, "a<b", 1, pins_floor=True, invalid=None)
-    result.lag = Lag("file:///log", "id", 0, 1000, 50, None, (slot,))
+    log = sl.open("memory://demo-lag", create=True)
+    if not log.slots.list():
+        with log.producer() as producer:
+            producer.produce([b"x"] * 1000)
+        log.slots.create("stalled-report", 50)
+    result.lag = current_lag(log)
     wrong = replace(state, missing=12345, different=7)
     lossy = ChangesDifference(rows=900, lost=54321, doubled=17, disordered=3)
     result.compared = Comparison(90, state, made, lossy, wrong)

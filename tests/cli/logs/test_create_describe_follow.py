@@ -97,8 +97,9 @@ def test_a_log_is_described_with_its_bounds_size_values_slots_and_cold_tier(run:
     assert found["bytes"] > 0
     assert found["value"] == {"format": "json", "version": 1, "columns": {"id": "int64", "city": "string"}}
     (slot,) = found["slots"]
-    assert slot.pop("bytes_behind") > 0 < slot.pop("seconds_behind")
-    assert slot == {"slot": "billing", "position": 1, "behind": 2, "invalid": None, "kind": "consumer"}
+    assert slot["bytes_behind"] > 0 < slot["seconds_behind"]
+    expected = {"slot": "billing", "position": 1, "records_behind": 2, "invalid": None, "kind": "consumer"}
+    assert expected.items() <= slot.items()
     assert found["cold"]["store"].endswith("/log/cold")
     text = run("describe", log).stdout
     assert "json, version 1 (id: int64, city: string)" in text

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import signal
 from dataclasses import replace
-from datetime import UTC, datetime
 from uuid import UUID
 
 import pytest
 
 import strandline as sl
-from strandline.cli.logs.lag import Lag, floor_sentence, measure
+from strandline.cli.logs.lag import Lag, floor_sentence, measured, note_on
 from strandline.log.object.head.index import StoredChunks
+from strandline.log.object.maintain.slot_lag import HeadListing
+from strandline.model.cursor import SECOND
 from strandline.model.head import Entry, Head, Pin
 from strandline.model.retention import Consumed, Forever, Invalidation, InvalidReason, Retention, SlotState
 from strandline.testing.plain import PlainStore
@@ -35,21 +36,21 @@ def slot(name: str, position: int, *, invalid: bool = False) -> SlotState:
 
 
 def seen_at(seconds: int, full: Head, states: list[SlotState], retention: Retention = Consumed()) -> Lag:  # noqa: B008
-    now = datetime.fromtimestamp(seconds, UTC)
-    return measure("file:///log", full, states, StoredChunks(PlainStore()), now, retention=retention)
+    listing = HeadListing(full, StoredChunks(PlainStore()), seconds * SECOND)
+    return measured(sl.open("memory://lag", create=True), listing, states, full.slots, retention)
 
 
 def test_lag_is_shown_in_records_bytes_and_seconds() -> None:
     full = head(entry(0, 100, 1000, listed=1_000_000), entry(100, 50, 700, listed=7_000_000))
     seen = seen_at(10, full, [slot("in-the-first", 40), slot("in-the-second", 100), slot("up-to-date", 150)])
-    assert [found.records_behind for found in seen.slots] == [110, 50, 0]
-    assert [found.bytes_behind for found in seen.slots] == [1700, 700, 0]
-    assert [found.seconds_behind for found in seen.slots] == [9.0, 3.0, 0.0]
+    assert [found.lag.records_behind for found in seen.slots] == [110, 50, 0]
+    assert [found.lag.bytes_behind for found in seen.slots] == [1700, 700, 0]
+    assert [found.lag.seconds_behind for found in seen.slots] == [9.0, 3.0, 0.0]
 
 
 def test_a_clock_that_is_behind_the_log_gives_no_negative_lag() -> None:
     seen = seen_at(10, head(entry(0, 100, 1000, listed=90_000_000)), [slot("a", 0)])
-    assert seen.slots[0].seconds_behind == 0.0
+    assert seen.slots[0].lag.seconds_behind == 0.0
 
 
 def test_the_slowest_valid_slot_pins_the_floor_and_an_invalid_one_does_not() -> None:
@@ -57,10 +58,10 @@ def test_the_slowest_valid_slot_pins_the_floor_and_an_invalid_one_does_not() -> 
     states = [slot("fast", 90), slot("gone", 1, invalid=True), slot("slow", 20)]
     seen = seen_at(10, full, states)
     assert (seen.floor, seen.floor_without) == (20, 90)
-    assert [found.pins_floor for found in seen.slots] == [False, False, True]
-    assert [found.records_behind for found in seen.slots] == [10, 99, 80]
-    assert [found.seconds_since_seen for found in seen.slots] == [6.0] * 3
-    assert seen.slots[1].invalid == "horizon"
+    assert [found.lag.pins_floor for found in seen.slots] == [False, False, True]
+    assert [found.lag.records_behind for found in seen.slots] == [10, 99, 80]
+    assert [found.lag.seconds_since_seen for found in seen.slots] == [6.0] * 3
+    assert note_on(seen.slots[1])[0] == "invalid: horizon"
     told = "The floor is 20, pinned by 'slow'; 70 records would be deleted by the next trim without it."
     assert floor_sentence(seen) == told
 

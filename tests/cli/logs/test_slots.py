@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 import strandline as sl
-from strandline.cli.logs.lag import Lag, SlotRow
-from strandline.cli.logs.slots import note_on, sentences
+from strandline.cli.logs.lag import current_lag, note_on
+from strandline.cli.logs.slots import sentences
 from strandline.log.object import open_log
 from strandline.model.cursor import Cursor
+from strandline.model.head import Pin
 from strandline.model.retention import Consumed, SlotLimits
+from strandline.node.messages import NodeSlot
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from tests.cases import some
 from tests.cli.conftest import Run
@@ -135,12 +137,22 @@ def test_a_log_without_slots_says_so(run: Run, log: str) -> None:
 
 
 def test_notes_and_sentences_distinguish_each_state() -> None:
-    row = SlotRow("a", 5, 0, 10, 1.0, None, 0, pins_floor=True, invalid=None)
-    assert note_on(row, 10) == ("pins the floor", "yellow")
-    assert note_on(row, 5) == ("", "")
-    assert note_on(replace(row, idle_left=-1.0), 10)[0] == "the next trim invalidates it"
-    assert note_on(replace(row, expires_in=-1.0), 10)[0] == "expired"
-    seen = Lag("u", "id", 0, 10, 5, None, (replace(row, pending=3),), retention=Consumed(), creating={"new": 4})
+    opened = sl.open("memory://notes", create=True)
+    with opened.producer() as producer:
+        producer.produce([b"x"] * 10)
+    opened.slots.create("a", 5)
+    seen = current_lag(opened)
+    [(kind, lag)] = seen.slots
+
+    def note(**changed: Any) -> str:
+        return note_on(NodeSlot(kind, replace(lag, **changed)))[0]
+
+    assert note() == "pins the floor"
+    assert note(records_behind=0) == "up to date"
+    assert note(seconds_left=-1.0) == "the next trim invalidates it"
+    assert note(expires_in=-1.0) == "expired"
+    moving = NodeSlot(kind, replace(lag, pending=3))
+    seen = replace(seen, slots=(moving,), retention=Consumed(), pins={"new": Pin(4, 1)})
     assert [text.split(":")[0] for text in sentences(seen)] == [
         "This log deletes batches that every valid slot has passed; slots have no limits.",
         "Slot 'a' is being moved to 3, but that was not finished",

@@ -18,7 +18,6 @@ from strandline.errors import CorruptData
 from strandline.log.slots.slot_lag import SlotLag
 from strandline.log.wal.snapshot import KIND
 from strandline.model.retention import Consumed, Invalidation, InvalidReason, MaxAge, SlotLimits, SlotState
-from strandline.node.flight.server import actions
 from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.message_json import answer, read_node_slots, write_node_slots
 from strandline.node.messages import Caller, NodeSlot, NodeSlots, SlotKind
@@ -90,17 +89,6 @@ def test_lag_of_a_node_has_bytes_seconds_and_retention(primary: sl.node.Primary,
     assert dead["bytes_behind"] > 0
     assert dead["seconds_behind"] > 0
     assert (found["retention"], found["floor"], found["floor_without"]) == ("consumed", 3, ROWS)
-
-
-def test_a_node_of_an_earlier_version_shows_consumers_and_says_that_replicas_are_missing(
-    primary: sl.node.Primary, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    known = {name: action for name, action in actions.ACTIONS.items() if name != "slot-lags"}
-    monkeypatch.setattr(actions, "ACTIONS", known)
-    text = " ".join(run("lag", primary.url).stdout.split())
-    assert "billing" in text
-    assert "slots of its replicas are not shown, and may pin more" in text
-    assert run("node", "topology", primary.url).exit_code == 0
 
 
 def test_metrics_show_lag_silence_and_errors_per_replica_until_it_is_unregistered(primary: sl.node.Primary) -> None:

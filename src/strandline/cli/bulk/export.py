@@ -12,7 +12,8 @@ import typer
 from strandline.bulk.exporting import ExportManifest
 from strandline.bulk.exporting import export as export_range
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import LogPlace, on_any_log
+from strandline.cli.shared.any_log import AnyLogAt
+from strandline.cli.shared.common import connecting
 from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.pools import Workers, task_pool
 from strandline.model.cursor import Start
@@ -27,9 +28,9 @@ class Format(StrEnum):
     JSONL = "jsonl"
 
 
-@on_any_log
+@connecting
 def export(
-    place: LogPlace,
+    place: AnyLogAt,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A folder, file://, s3://, gs:// or az://.")],
     *,
     start: Annotated[

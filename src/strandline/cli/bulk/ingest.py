@@ -21,7 +21,7 @@ from strandline.cli.shared.common import (
 )
 from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.logs import log_to_stderr
-from strandline.cli.shared.monitoring import FollowerLag, Metrics, MetricsOpen, monitored
+from strandline.cli.shared.monitoring import FollowerLag, Metrics
 from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
 from strandline.compat.v1.log import QueueFormat
 from strandline.errors import InvalidInput, NotALog, WrongKind
@@ -75,8 +75,7 @@ def ingest(
     format: QueueFormatOption = None,  # noqa: A002
     retention: Annotated[str | None, retention_option("What an object log that is made")] = None,
     workers: Workers = None,
-    metrics: Metrics = None,
-    metrics_open: MetricsOpen = False,
+    metrics: Metrics,
 ) -> None:
     """Append every record of a source to a log, each once and in order.
 
@@ -89,12 +88,12 @@ def ingest(
     in_parallel = workers is not None or is_on_spark()
     if in_parallel and (follow or slot is not None):
         raise InvalidInput("An ingest by many workers ends at the source's end: then run one with --follow.")
-    if metrics is not None and not follow:
+    if metrics.metrics is not None and not follow:
         raise InvalidInput("--metrics is for an ingest that goes on: add --follow.")
     if follow:
         log_to_stderr(logging.INFO)
     refuse_access(source, target)
-    with stop_on_signal() as stop, monitored(metrics, is_open=metrics_open) as health, ExitStack() as opened:
+    with stop_on_signal() as stop, metrics.served() as health, ExitStack() as opened:
         copied = _source(source, format)
         into = open_target(_place(target), **_options(target), **({"retention": retention} if retention else {}))
         for log in (copied, into):
@@ -105,9 +104,9 @@ def ingest(
         advance = opened.enter_context(show.meter("ingesting", total=None))
         tell = show.so_far(advance)
 
-        known = LogSink(into).cursor(copied.log_id) if metrics is not None else None
+        known = LogSink(into).cursor(copied.log_id) if metrics.metrics is not None else None
         position = None if known is None else known.next
-        lag = FollowerLag(copied, (source, target), position, is_served=metrics is not None)
+        lag = FollowerLag(copied, (source, target), position, is_served=metrics.metrics is not None)
         opened.enter_context(lag.measuring())
         health.ready()
 

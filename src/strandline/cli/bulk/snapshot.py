@@ -13,7 +13,8 @@ import strandline as sl
 from strandline.bulk.snapshot_building import build_snapshot
 from strandline.cli.bulk.export import later
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import LogPlace, on_any_log
+from strandline.cli.shared.any_log import AnyLogAt
+from strandline.cli.shared.common import connecting
 from strandline.cli.shared.pools import Workers, task_pool
 
 
@@ -24,9 +25,9 @@ class Kind(StrEnum):
     ROCKSDB = "rocksdb"
 
 
-@on_any_log
+@connecting
 def snapshot(
-    place: LogPlace,
+    place: AnyLogAt,
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A folder on this machine, absent or empty.")],
     *,
     kind: Annotated[Kind, typer.Option(help="The kind of store that imports it.")] = Kind.APPEND_LOG,

@@ -78,24 +78,20 @@ def _cold_fields(seen: TierView) -> dict[str, Any]:
 def _lines(status: TierStatus) -> list[Text]:
     """The text output."""
     cold, hot = status.cold, status.hot
-    rows = [Text(status.url, "bold"), _line("segments", cold.store)]
+    rows = [Text(status.url, "bold"), show.fact("segments", cold.store)]
     events = f"{cold.events}  {show.counted(cold.partitions, 'partition')}"
     if status.seen is None:
-        rows += [_line("events", events), _line("not known", f"{status.why}", "bold red")]
+        rows += [show.fact("events", events), show.fact("not known", f"{status.why}", "bold red")]
     else:
         ready = f"; number {status.seen.partition} is ready, with {show.counted(status.seen.events, 'event')}"
-        rows += [_line("events", events + ready), _line("cold", _cold(status.seen))]
-        rows += [_line("", text, "yellow") for text in _troubles(status.seen)]
-    rows.append(_line("hot", _offsets(hot.first, hot.next)))
-    rows.append(_line("left", _left(status), "" if status.left.records == 0 else "yellow"))
-    rows.append(_line("tierer", _tierer(status), "red" if status.slot and status.slot.invalid else ""))
+        rows += [show.fact("events", events + ready), show.fact("cold", _cold(status.seen))]
+        rows += [show.fact("", text, "yellow") for text in _troubles(status.seen)]
+    rows.append(show.fact("hot", _offsets(hot.first, hot.next)))
+    rows.append(show.fact("left", _left(status), "" if status.left.records == 0 else "yellow"))
+    rows.append(show.fact("tierer", _tierer(status), "red" if status.slot and status.slot.invalid else ""))
     if cold.start:
-        rows.append(_line("announced", f"nothing below offset {cold.start:,} may be needed any more"))
+        rows.append(show.fact("announced", f"nothing below offset {cold.start:,} may be needed any more"))
     return rows
-
-
-def _line(word: str, text: str, style: str = "") -> Text:
-    return Text.assemble((f"  {word:<9}", "cyan"), "  ", (text, style))
 
 
 def _offsets(first: int, end: int) -> str:

@@ -27,7 +27,7 @@ from strandline.cli.shared.common import (
 )
 from strandline.cli.shared.groups import group
 from strandline.cli.shared.logs import log_to_stderr
-from strandline.cli.shared.monitoring import Metrics, MetricsOpen, monitored
+from strandline.cli.shared.monitoring import Metrics
 from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
 from strandline.model.retention import parse_retention
 from strandline.model.segments import SegmentMetadata
@@ -326,8 +326,7 @@ def serve(
     retention: Keeping = "forever",
     snapshots: Snapshots = None,
     compact: Annotated[bool, typer.Option("--compact", help="Also merge small segments, once an hour.")] = False,
-    metrics: Metrics = None,
-    metrics_open: MetricsOpen = False,
+    metrics: Metrics,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
 ) -> None:
     """Keep the cold tier in step with its log, round after round, until Ctrl-C or SIGTERM.
@@ -342,7 +341,7 @@ def serve(
     settings: dict[str, Any] = {"target": target, "linger": linger, "retention": parse_retention(retention)}
     with (
         stop_on_signal() as stop,
-        monitored(metrics, is_open=metrics_open) as health,
+        metrics.served() as health,
         tierable_log(log, writes=True) as opened,
     ):
         with tiering(opened, snapshot_dir=snapshots, on_progress=_log_step, **settings) as tierer:

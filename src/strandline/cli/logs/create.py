@@ -11,8 +11,8 @@ import typer
 
 import strandline as sl
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import LogPlace, on_any_log
-from strandline.cli.shared.common import retention_option
+from strandline.cli.shared.any_log import AnyLogAt, LogPlace
+from strandline.cli.shared.common import connecting, retention_option
 from strandline.cli.shared.decoding import codec_by, named_format
 from strandline.errors import NotALog, WrongKind
 from strandline.tier.read.tiered_log import hot_tier
@@ -28,9 +28,9 @@ class ValueFormat(StrEnum):
     ARROW = "arrow"
 
 
-@on_any_log
+@connecting
 def create(
-    place: LogPlace,
+    place: AnyLogAt,
     *,
     retention: Annotated[str | None, retention_option("What the log")] = None,
     value: Annotated[

@@ -18,8 +18,15 @@ from strandline.bulk.appending import FileAppender
 from strandline.bulk.load_files import RecordFields
 from strandline.bulk.load_sources import FileFormat, LoadedFile, files_at
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import OR_CREATE, LogPlace, on_any_log
-from strandline.cli.shared.common import INTERRUPTED, Interruption, TruncateTimes, retention_option, stop_on_signal
+from strandline.cli.shared.any_log import OR_CREATE, AnyLogAt, LogPlace
+from strandline.cli.shared.common import (
+    INTERRUPTED,
+    Interruption,
+    TruncateTimes,
+    connecting,
+    retention_option,
+    stop_on_signal,
+)
 from strandline.cli.shared.text import parse_line
 from strandline.errors import InvalidInput
 from strandline.formats.json.records import InputRecord, parse_record, record_table
@@ -61,9 +68,9 @@ class ProducedCount:
     last: Handle | None = None
 
 
-@on_any_log
+@connecting
 def produce(
-    place: LogPlace,
+    place: AnyLogAt,
     files: Annotated[
         list[str] | None,
         typer.Argument(

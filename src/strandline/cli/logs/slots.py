@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -11,13 +10,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 import strandline as sl
-from strandline.cli.logs.lag import Lag, SlotRow, current_lag, silent_replicas
+from strandline.cli.logs.lag import Lag, current_lag, note_on, owner, silent_replicas
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import AnyLog, LogPlace, object_log_at, on_any_log
+from strandline.cli.shared.any_log import AnyLog, AnyLogAt, object_log_at
 from strandline.cli.shared.common import (
     Url,
     Yes,
     confirm,
+    connecting,
     guarded,
     length_of_time,
     retention_policy,
@@ -26,9 +26,9 @@ from strandline.cli.shared.common import (
 )
 from strandline.cli.shared.groups import ListingGroup, group
 from strandline.errors import NotFound
-from strandline.model.cursor import Start
+from strandline.model.cursor import SECOND, Start
 from strandline.model.retention import SlotLimits, SlotState, default_limits, parse_retention
-from strandline.node.messages import SlotKind
+from strandline.node.messages import NodeSlot, SlotKind
 from strandline.tier.read.tiered_log import hot_tier
 
 slots = group(
@@ -54,8 +54,8 @@ At = Annotated[
 
 
 @slots.command("list")
-@on_any_log
-def list_(place: LogPlace) -> None:
+@connecting
+def list_(place: AnyLogAt) -> None:
     """List the slots: the position of each, what it alone retains, and its distance to invalidation.
 
     A slot retains what the next trim would delete if that slot alone were up to date. Left are the bytes
@@ -70,8 +70,8 @@ def list_(place: LogPlace) -> None:
 
 
 @slots.command()
-@on_any_log
-def create(place: LogPlace, name: Name, *, at: At) -> None:
+@connecting
+def create(place: AnyLogAt, name: Name, *, at: At) -> None:
     """Create a slot: it pins everything from its offset on, until its consumer has acknowledged it.
 
     Example: strandline slots create s3://bucket/orders billing --at beginning
@@ -83,8 +83,8 @@ def create(place: LogPlace, name: Name, *, at: At) -> None:
 
 
 @slots.command()
-@on_any_log
-def reset(place: LogPlace, name: Name, *, at: At, yes: Yes = False) -> None:
+@connecting
+def reset(place: AnyLogAt, name: Name, *, at: At, yes: Yes = False) -> None:
     """Move a slot, back or ahead, and make it valid again. Its holder is fenced and has to stop.
 
     Records before the new offset are no longer pinned by this slot. A consumer with a cursor of its own, such as a
@@ -104,8 +104,8 @@ def reset(place: LogPlace, name: Name, *, at: At, yes: Yes = False) -> None:
 
 
 @slots.command()
-@on_any_log
-def drop(place: LogPlace, name: Name, *, yes: Yes = False) -> None:
+@connecting
+def drop(place: AnyLogAt, name: Name, *, yes: Yes = False) -> None:
     """Remove a slot: the next trim may delete the records that only it pinned.
 
     Example: strandline slots drop s3://bucket/orders billing
@@ -145,37 +145,24 @@ def rendered(seen: Lag) -> RenderableType:
     limited, timed = bool(seen.limits.lag_bytes), bool(seen.limits.idle_seconds)
     numbers = [">last seen\nago", ">retains"] + limited * [">bytes\nleft"] + timed * [">silence\nleft"]
     table = show.table("slot", ">position", "~holder", ">epoch", *numbers, "~")
-    for row in seen.slots:
-        cells = [show.seconds(row.seconds_since_seen), show.known(show.size, row.retained_bytes)]
+    for slot in seen.slots:
+        lag, state = slot.lag, slot.lag.state
+        cells = [show.seconds(lag.seconds_since_seen), show.known(show.size, lag.retained)]
         if limited:
-            cells.append("-" if row.bytes_left is None else show.size(max(0, row.bytes_left)))
+            cells.append("-" if lag.bytes_left is None else show.size(max(0, lag.bytes_left)))
         if timed:
-            cells.append("-" if row.idle_left is None else show.seconds(max(0.0, row.idle_left)))
-        where = [show.short(row.slot), f"{row.position:,}", show.short(row.owner), str(row.epoch)]
-        table.add_row(*where, *cells, Text(*note_on(row, seen.next)))
+            cells.append("-" if lag.seconds_left is None else show.seconds(max(0.0, lag.seconds_left)))
+        where = [show.short(state.name), f"{state.position:,}", show.short(owner(slot)), str(state.epoch)]
+        table.add_row(*where, *cells, Text(*note_on(slot)))
     for name, position in seen.creating.items():
         nothing = ["-"] * (len(numbers) + 2)
         table.add_row(name, f"{position:,}", *nothing, Text("is being created", "yellow"))
-    head = Text.assemble((seen.url, "bold"), f"  offsets {seen.first:,} to {seen.next:,}")
     empty = not seen.slots and not seen.creating
-    return Group(head, Text("no slots") if empty else table, *map(Text, sentences(seen)))
+    return Group(seen.title(), Text("no slots") if empty else table, *map(Text, sentences(seen)))
 
 
-def note_on(row: SlotRow, end: int) -> tuple[str, str]:
-    """A remark on a slot, and its style."""
-    if row.invalid is not None:
-        return f"invalid: {row.invalid}", "red"
-    if row.pending is not None:
-        return f"is being moved to {row.pending:,}", "yellow"
-    if min(row.bytes_left or 0, row.idle_left or 0) < 0:
-        return "the next trim invalidates it", "bold red"
-    if row.expires_in is not None:
-        return (f"held for {show.seconds(row.expires_in)}", "") if row.expires_in > 0 else ("expired", "yellow")
-    return ("pins the floor", "yellow") if row.pins_floor and row.position < end else ("", "")
-
-
-def sentences(seen: Lag) -> Sequence[str]:
-    """The lines below the table: the slot limits, and advice for invalid slots."""
+def sentences(seen: Lag) -> list[str]:
+    """The lines below the table: the slot limits, and advice for slots that need action."""
     decides = "is trimmed by the process that writes it"
     rules = [f"This log {decides if seen.retention is None else show.policy(seen.retention)}"]
     if seen.limits.lag_bytes:
@@ -185,30 +172,34 @@ def sentences(seen: Lag) -> Sequence[str]:
     if len(rules) == 1 and seen.retention is not None:
         rules.append("slots have no limits")
     said = ["; ".join(rules) + "."]
-    said += [
-        f"Slot {row.slot!r} was invalidated {show.seconds(row.invalid_for or 0)} ago ({row.invalid}) and pins nothing: "
-        f"bootstrap its consumer again, then 'strandline slots reset URL {row.slot} --at OFFSET' to its new position, "
-        "or drop it."
-        for row in seen.slots
-        if row.invalid is not None and row.kind is SlotKind.CONSUMER
-    ]
-    said += [
-        f"The slot of replica {row.slot!r} was invalidated {show.seconds(row.invalid_for or 0)} ago ({row.invalid}) "
-        "and pins nothing: the replica builds its copy again when it connects."
-        for row in seen.slots
-        if row.invalid is not None and row.kind is SlotKind.REPLICA
-    ]
-    said += [
-        f"Slot {row.slot!r} is being moved to {row.pending:,}, but that was not finished: reset it again, or let "
-        "its consumer claim it."
-        for row in seen.slots
-        if row.pending is not None
-    ]
+    said += filter(None, (_advice(slot, seen.now) for slot in seen.slots))
     said += [
         f"Slot {name!r} is being created, or its creator died: create it again to finish that, or drop it."
         for name in seen.creating
     ]
     return [*said, *silent_replicas(seen), *([] if seen.note is None else [seen.note])]
+
+
+def _advice(slot: NodeSlot, now: int) -> str | None:
+    """What to do with a slot that is invalid, or whose move was not finished."""
+    name, gone = slot.lag.state.name, slot.lag.state.invalid
+    if gone is not None and slot.kind is not SlotKind.TIER:
+        ago = f"{show.seconds(max(0.0, (now - gone.at) / SECOND))} ago ({gone.reason})"
+        if slot.kind is SlotKind.REPLICA:
+            return (
+                f"The slot of replica {name!r} was invalidated {ago} and pins nothing: the replica builds its copy "
+                "again when it connects."
+            )
+        return (
+            f"Slot {name!r} was invalidated {ago} and pins nothing: bootstrap its consumer again, then 'strandline "
+            f"slots reset URL {name} --at OFFSET' to its new position, or drop it."
+        )
+    if slot.lag.pending is not None:
+        return (
+            f"Slot {name!r} is being moved to {slot.lag.pending:,}, but that was not finished: reset it again, or let "
+            "its consumer claim it."
+        )
+    return None
 
 
 # --- retention -------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from rich.text import Text
 
 import strandline as sl
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
-from strandline.cli.shared.common import length_of_time, start
+from strandline.cli.shared.any_log import AnyLog, AnyLogAt
+from strandline.cli.shared.common import connecting, length_of_time, start
 from strandline.cli.shared.decoding import DecodeValues, Unreadable, value_decoder
 from strandline.cli.shared.text import escaped, moment, readable
 from strandline.errors import InvalidInput, NotReady, SlotInvalid, TransientStorageError
@@ -32,9 +32,9 @@ _PLANNED: Final = 16
 _STYLES: Final = {sl.Op.PUT: "green", sl.Op.DELETE: "red", sl.Op.PURGE: "magenta"}
 
 
-@on_any_log
+@connecting
 def tail(
-    place: LogPlace,
+    place: AnyLogAt,
     *,
     since: Annotated[
         str | None,

@@ -13,18 +13,17 @@ import typer
 from rich.text import Text
 
 import strandline as sl
-from strandline.cli.logs.lag import look_at_objects
+from strandline.cli.logs.lag import current_lag
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import object_log_at, open_shared
 from strandline.cli.shared.common import QueueFormatOption, Url, confirm, guarded, length_of_time, stop_on_signal
 from strandline.cli.shared.logs import log_to_stderr
-from strandline.cli.shared.monitoring import Metrics, MetricsOpen, monitored
+from strandline.cli.shared.monitoring import Metrics
 from strandline.compat.v1.trimming import GRACE, QueueTrimResult
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.log.object.maintain import trimmer
 from strandline.log.object.maintain.trimmer import TrimResult
 from strandline.log.slots.slot_metrics import MeasuredSlot, SlotMetrics
-from strandline.model.cursor import Bounds
 from strandline.serve.monitoring import Health
 
 _LOGGER: Final = logging.getLogger("strandline.trim")
@@ -55,8 +54,7 @@ def trim(
             metavar="TIME", parser=length_of_time, help="Repeat it at this interval, until Ctrl-C or SIGTERM."
         ),
     ] = None,
-    metrics: Metrics = None,
-    metrics_open: MetricsOpen = False,
+    metrics: Metrics,
     format: QueueFormatOption = None,  # noqa: A002
     yes: Annotated[
         bool, typer.Option("--yes", "-y", help="Of a queue-v1: do not ask about a short grace period.")
@@ -73,7 +71,7 @@ def trim(
 
     Example: strandline trim s3://bucket/orders --dry-run
     """
-    if every is None and metrics is not None:
+    if every is None and metrics.metrics is not None:
         raise InvalidInput("--metrics is for a trim that is repeated: add --every TIME.")
     if every is not None and dry_run:
         raise InvalidInput("--every and --dry-run exclude each other: one trims again and again, the other never.")
@@ -82,7 +80,7 @@ def trim(
     if format is None:
         log = object_log_at(url)
         if every is not None:
-            with stop_on_signal() as stop, monitored(metrics, is_open=metrics_open) as health:
+            with stop_on_signal() as stop, metrics.served() as health:
                 _repeat(log, health, stop, every=every, grace=grace)
             return
         with show.meter("deleting", total=None) as advance, _unlogged():
@@ -112,7 +110,7 @@ def _repeat(log: sl.log.ObjectLog, health: Health, stop: threading.Event, *, eve
     while not stop.is_set():
         try:
             done = log.trim(grace=grace)
-            seen = look_at_objects(log)
+            seen = current_lag(log)
         except StrandlineError as error:
             if not error.retryable:
                 raise
@@ -122,12 +120,12 @@ def _repeat(log: sl.log.ObjectLog, health: Health, stop: threading.Event, *, eve
             for word, sentence in lines(done, grace):
                 _LOGGER.info("%s: %s %s", log.url, word, sentence)
             measured = {
-                row.slot: MeasuredSlot(
-                    row.records_behind, row.bytes_behind or 0, row.seconds_behind or 0.0, row.invalid is None
+                lag.state.name: MeasuredSlot(
+                    lag.records_behind, lag.bytes_behind, lag.seconds_behind, lag.state.invalid is None
                 )
-                for row in seen.slots
+                for _, lag in seen.slots
             }
-            slots.measure(Bounds(seen.first, seen.next), seen.floor, measured)
+            slots.measure(seen.bounds, seen.floor, measured)
             health.ready()
         stop.wait(max(1, every))
     slots.end()

@@ -13,9 +13,10 @@ from rich.text import Text
 
 from strandline.bulk.verifying import verify as verify_log
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
+from strandline.cli.shared.any_log import AnyLog, AnyLogAt, LogPlace
+from strandline.cli.shared.common import connecting
 from strandline.cli.shared.pools import Workers, task_pool
-from strandline.cli.shared.tables import followed_table
+from strandline.cli.shared.tables import RowOptions
 from strandline.errors import CorruptData, InvalidInput, NotALog, Unsupported
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.wal.read.reading import WalReader
@@ -34,9 +35,9 @@ _WORDS: Final[dict[Severity, Callable[[int], str]]] = {
 }
 
 
-@on_any_log
+@connecting
 def verify(
-    place: LogPlace,
+    place: AnyLogAt,
     *,
     quick: Annotated[
         bool, typer.Option("--quick", help="Read no records: only check that each object exists and has its size.")
@@ -109,7 +110,7 @@ def unopened(place: LogPlace, error: CorruptData | NotALog) -> Verification:
 
 def verified(log: AnyLog, *, quick: bool, workers: int | None, tables: Sequence[str]) -> Verification:
     """Verify a log and tables that follow it, with a progress bar."""
-    sinks = [followed_table(address, log) for address in tables]
+    sinks = [RowOptions().sink(address, log) for address in tables]
     pool = task_pool(workers)
     with show.meter("planning batches" if quick else "reading", total=None) as advance:
         tell = show.so_far(advance)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import wraps
-from typing import Annotated, Concatenate, ParamSpec
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from strandline.cli.node.node_state import fields, lines, rendered, replica_slots, slot_fields, what_it_pins
+from strandline.cli.logs.lag import slot_fields
+from strandline.cli.node.node_state import fields, lines, rendered, replica_slots, what_it_pins
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import client_security, connection_errors
 from strandline.cli.shared.common import Yes, confirm, connecting, guarded
@@ -26,45 +25,44 @@ from strandline.log.wal.log import WalLog
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.messages import Topology
 from strandline.node.node_folder import STATE, NodeFolder, plausible_term
+from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK
-
-P = ParamSpec("P")
 
 _PROMOTION_SECONDS = 120.0
 """How long a node's answer is waited for: as long as several leases."""
 
-NodeUrl = Annotated[str, typer.Argument(metavar="URL", help="The node: grpc://host:port or grpc+tls://host:port.")]
+Node = Annotated[
+    RemoteLog,
+    typer.Argument(metavar="URL", parser=str, help="The node: grpc://host:port or grpc+tls://host:port."),
+]
 
 
-def asking(command: Callable[Concatenate[RemoteLog, P], None]) -> Callable[..., None]:
-    """Make a command that calls the node at its argument URL; ``NotReady`` if the connection is refused."""
+def asking(command: Callable[..., None]) -> Callable[..., None]:
+    """Make a command that calls a :data:`Node`, whose address it is given; ``NotReady`` if nobody answers there."""
 
     @wraps(command)
-    def run(url: str, *arguments: P.args, **options: P.kwargs) -> None:
-        with connection_errors(url), RemoteLog(url, security=client_security()) as node:
-            command(node, *arguments, **options)
+    def run(node: str, **options: Any) -> None:
+        with connection_errors(node), RemoteLog(node, security=client_security()) as opened:
+            command(opened, **options)
 
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    address = inspect.Parameter("url", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=NodeUrl)
-    run.__signature__ = inspect.Signature([address, *own])  # type: ignore[attr-defined]
     return connecting(run)
 
 
 @asking
-def topology(node: RemoteLog) -> None:
+def topology(node: Node) -> None:
     """Show the replicas of a log and the offsets of each, as its primary sees them. Changes nothing.
 
     Example: strandline node topology grpc://10.0.0.1:7450
     """
-    seen, slots = node.topology(), replica_slots(node)
+    seen, slots, now = node.topology(), replica_slots(node), CLOCK.now()
     found = fields(seen)
     for member in found["members"]:
-        member["slot"] = slot_fields(slots[member["name"]]) if member["name"] in slots else None
-    show.answer(found, lambda: rendered(seen, slots, now=time.time_ns() // 1000))
+        member["slot"] = slot_fields(slots[member["name"]], now) if member["name"] in slots else None
+    show.answer(found, lambda: rendered(seen, slots, now=now))
 
 
 @asking
-def status(node: RemoteLog) -> None:
+def status(node: Node) -> None:
     """Show the state of one node: role, offsets, and what stopped it. Ends with status 1 if something did.
 
     Example: strandline node status grpc://10.0.0.1:7450
@@ -72,10 +70,10 @@ def status(node: RemoteLog) -> None:
     seen = node.status()
     slots = replica_slots(node) if seen.condition == "leading" else {}
     found = {**asdict(seen), "position": None if seen.position is None else str(seen.position)}
-    found["replica_slots"] = {name: slot_fields(slot) for name, slot in slots.items()}
+    found["replica_slots"] = {name: slot_fields(slot, CLOCK.now()) for name, slot in slots.items()}
     behind = [
         f"  replica {name}, last heard of {show.seconds(slot.seconds_since_seen)} ago: {what_it_pins(slot)}"
-        for name, slot in slots.items()
+        for name, (_, slot) in slots.items()
     ]
     show.answer(found, *lines(seen), *map(Text, behind))
     if seen.trouble is not None:
@@ -84,7 +82,7 @@ def status(node: RemoteLog) -> None:
 
 @asking
 def promote(
-    node: RemoteLog,
+    node: Node,
     *,
     force: Annotated[
         bool,
@@ -145,7 +143,7 @@ def _waiting(what: str, *, quiet: bool) -> Iterator[None]:
 
 @asking
 def unregister(
-    node: RemoteLog,
+    node: Node,
     replica: Annotated[str, typer.Argument(metavar="NAME", help="The replica's name.")],
     *,
     keep_slot: Annotated[bool, typer.Option("--keep-slot", help="Keep its slot, for when it returns.")] = False,
@@ -169,7 +167,7 @@ def unregister(
 
 
 @asking
-def rotate_keys(node: RemoteLog) -> None:
+def rotate_keys(node: Node) -> None:
     """Make the primary at URL sign the tickets of reads with a new key, which its registered replicas get.
 
     Reads that were planned before go on until their tickets expire, after an hour by default. A replica that was
@@ -182,7 +180,7 @@ def rotate_keys(node: RemoteLog) -> None:
 
 
 @asking
-def rebootstrap(node: RemoteLog, *, yes: Yes = False) -> None:
+def rebootstrap(node: Node, *, yes: Yes = False) -> None:
     """Make the replica at URL build its copy again, from a snapshot of the primary.
 
     This is how a replica that stopped with a gap or a divergence continues. The old copy can be read until the new one

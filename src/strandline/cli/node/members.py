@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import typer
 
-from strandline.cli.node.admin import asking
+from strandline.cli.node.admin import Node, asking
 from strandline.cli.node.node_state import member_lines
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Yes, confirm, on_interruption
@@ -21,23 +21,35 @@ from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.members.steps import CHANGE_SECONDS, MemberChange
 from strandline.storage.clock import CLOCK
 
-Wait = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait for the change.")]
-Force = Annotated[
-    bool,
-    typer.Option(
-        "--force",
-        help="Ask the present nodes for nothing: for when a majority is lost for good. What only they have is lost.",
-    ),
-]
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The options of commands that change the nodes of a log, or its policy."""
 
-@contextmanager
-def _change(node: RemoteLog, timeout: float, *, force: bool) -> Iterator[MemberChange]:
-    with on_interruption(
-        "a change that has begun goes on by itself, as 'strandline node topology' shows. Repeat the command to wait "
-        "for it, or take it back: 'strandline node policy URL --cancel'."
-    ):
-        yield MemberChange(node, CLOCK, timeout=timeout, force=force, progress=_progress())
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the change.")] = (
+        CHANGE_SECONDS
+    )
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Ask the present nodes for nothing: for when a majority is lost for good. What only they have is "
+            "lost.",
+        ),
+    ] = False
+    yes: Yes = False
+
+    @contextmanager
+    def of(self, node: RemoteLog) -> Iterator[MemberChange]:
+        """A change of the log that a node leads, within the block; forcing it is confirmed first."""
+        if self.force:
+            question = "Ask the present nodes for nothing? Records that only those have that are lost are lost."
+            confirm(question, yes=self.yes)
+        with on_interruption(
+            "a change that has begun goes on by itself, as 'strandline node topology' shows. Repeat the command to "
+            "wait for it, or take it back: 'strandline node policy URL --cancel'."
+        ):
+            yield MemberChange(node, CLOCK, timeout=self.timeout, force=self.force, progress=_progress())
 
 
 def _progress() -> Callable[[str], None]:
@@ -55,22 +67,15 @@ def _answer(known: Membership, message: str) -> None:
     show.answer(asdict(known), message, *member_lines(known))
 
 
-def _confirm_force(*, force: bool, yes: bool) -> None:
-    if force:
-        confirm("Ask the present nodes for nothing? Records that only those have that are lost are lost.", yes=yes)
-
-
 @asking
 def add(
-    node: RemoteLog,
+    node: Node,
     new: Annotated[str, typer.Argument(metavar="NAME=NODE_URL", help="The new node, and where the others reach it.")],
     *,
     vote: Annotated[
         bool, typer.Option("--vote/--no-vote", help="With a quorum: whether it becomes a voter, once it has caught up.")
     ] = True,
-    timeout: Wait = CHANGE_SECONDS,
-    force: Force = False,
-    yes: Yes = False,
+    change: Change,
 ) -> None:
     """Add a node to the log of the primary at URL; or change the address of one.
 
@@ -83,20 +88,17 @@ def add(
     if not (name and found and url):
         raise InvalidInput(f"{new!r} names no node: write NAME=grpc://host:port.")
     check_replica_name(name)
-    _confirm_force(force=force, yes=yes)
-    with _change(node, timeout, force=force) as change:
-        known = change.add(name, url, vote=vote)
+    with change.of(node) as begun:
+        known = begun.add(name, url, vote=vote)
     _answer(known, f"{name} is a node of the log.")
 
 
 @asking
 def remove(
-    node: RemoteLog,
+    node: Node,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The node to remove.")],
     *,
-    timeout: Wait = CHANGE_SECONDS,
-    force: Force = False,
-    yes: Yes = False,
+    change: Change,
 ) -> None:
     """Remove a node from the log of the primary at URL: it has no vote, and may not follow any more.
 
@@ -105,24 +107,21 @@ def remove(
     Example: strandline node remove grpc://10.0.0.1:7450 c
     """
     check_replica_name(name)
-    confirm(f"Remove node {name!r} from the log? It follows no more, and has no vote.", yes=yes)
-    _confirm_force(force=force, yes=yes)
-    with _change(node, timeout, force=force) as change:
-        known = change.remove(name)
+    confirm(f"Remove node {name!r} from the log? It follows no more, and has no vote.", yes=change.yes)
+    with change.of(node) as begun:
+        known = begun.remove(name)
     _answer(known, f"{name} is no node of the log any more.")
 
 
 @asking
 def policy(
-    node: RemoteLog,
+    node: Node,
     policy: Annotated[  # noqa: A002, RUF100 - the name of the argument
         str | None, typer.Argument(metavar="[POLICY]", help="local, ack_n(2), quorum(a,b,c) or regions(eu=1,us=1).")
     ] = None,
     *,
     cancel: Annotated[bool, typer.Option("--cancel", help="Take back the change that is pending.")] = False,
-    timeout: Wait = CHANGE_SECONDS,
-    force: Force = False,
-    yes: Yes = False,
+    change: Change,
 ) -> None:
     """Show the commit policy and the nodes of the log of the primary at URL, or change the policy.
 
@@ -138,7 +137,6 @@ def policy(
         show.answer({"policy": seen.policy, "membership": recorded or None}, seen.policy,
                     *([] if seen.membership is None else member_lines(seen.membership)))  # fmt: skip
         return
-    _confirm_force(force=force, yes=yes)
-    with _change(node, timeout, force=force) as change:
-        known = change.cancel() if policy is None else change.set_policy(policy)
+    with change.of(node) as begun:
+        known = begun.cancel() if policy is None else begun.set_policy(policy)
     _answer(known, f"The log commits under {known.members.policy}.")

@@ -11,36 +11,24 @@ from rich.table import Table
 from rich.text import Text
 
 from strandline.cli.shared import output as show
-from strandline.errors import Fenced, InvalidInput, NotReady
+from strandline.errors import Fenced, NotReady
 from strandline.log.slots.slot_lag import SlotLag
 from strandline.model.cursor import SECOND
 from strandline.model.node import LogMembers, Membership
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.lead.policies import Quorum, parse_policy
-from strandline.node.messages import Member, NodeStatus, SlotKind, Topology
+from strandline.node.messages import Member, NodeSlot, NodeStatus, SlotKind, Topology
 
 _WELL: Final = ("leading", "following")
 
 
-def replica_slots(node: RemoteLog) -> dict[str, SlotLag]:
-    """The slots of the replicas of a primary; none for a node of an earlier version, or one that does not lead."""
+def replica_slots(node: RemoteLog) -> dict[str, NodeSlot]:
+    """The slots of the replicas of a primary; none for a node that does not lead."""
     try:
         found = node.slot_lags().slots
-    except (InvalidInput, NotReady, Fenced):
+    except (NotReady, Fenced):
         return {}
-    return {each.lag.state.name: each.lag for each in found if each.kind is SlotKind.REPLICA}
-
-
-def slot_fields(slot: SlotLag) -> dict[str, Any]:
-    """The slot of a replica as fields of ``--json``: what it pins, and how long the replica has been silent."""
-    return {
-        "position": slot.state.position,
-        "records": slot.records_behind,
-        "bytes": slot.bytes_behind,
-        "seconds": round(slot.seconds_behind, 3),
-        "silent_seconds": round(slot.seconds_since_seen, 3),
-        "invalid": None if slot.state.invalid is None else str(slot.state.invalid.reason),
-    }
+    return {each.lag.state.name: each for each in found if each.kind is SlotKind.REPLICA}
 
 
 def what_it_pins(slot: SlotLag) -> str:
@@ -62,7 +50,7 @@ def fields(seen: Topology) -> dict[str, Any]:
     return found
 
 
-def rendered(seen: Topology, slots: Mapping[str, SlotLag], *, now: int) -> RenderableType:
+def rendered(seen: Topology, slots: Mapping[str, NodeSlot], *, now: int) -> RenderableType:
     """The text output; ``now`` is in microseconds."""
     head = Text.assemble(
         (seen.primary, "bold"), f" leads in term {seen.term}, which began at offset {seen.term_start:,}"
@@ -112,10 +100,10 @@ def member_lines(known: Membership) -> Iterator[Text]:
         yield Text(f"  {what}  {said}")
 
 
-def pins(seen: Topology, slots: Mapping[str, SlotLag]) -> Iterator[str]:
+def pins(seen: Topology, slots: Mapping[str, NodeSlot]) -> Iterator[str]:
     """What the slots of replicas pin: of those that are not up to date, and of those that are not registered."""
     known = {member.name: member for member in seen.members}
-    for name, slot in slots.items():
+    for name, (_, slot) in slots.items():
         member = known.get(name)
         if member is None:
             yield f"{name} is not registered: {what_it_pins(slot)}."

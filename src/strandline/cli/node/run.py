@@ -21,7 +21,7 @@ from strandline.cli.shared.common import (
     stop_on_signal,
 )
 from strandline.cli.shared.logs import log_to_stderr
-from strandline.cli.shared.monitoring import Metrics, MetricsOpen, listening_place, monitored
+from strandline.cli.shared.monitoring import Metrics, listening_place
 from strandline.cli.shared.targets import contents_at, is_free
 from strandline.errors import InvalidInput, StorageError
 from strandline.log.folders import FolderKind, refuse_others
@@ -172,8 +172,7 @@ def run(
             "--node or 'strandline node add'; any other is a client.",
         ),
     ] = None,
-    metrics: Metrics = None,
-    metrics_open: MetricsOpen = False,
+    metrics: Metrics,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
     **settings: Any,
 ) -> None:
@@ -202,8 +201,8 @@ def run(
         client=ClientSecurity.load(roots=ca, certificate=shown, key=key if shown else None, token=token),
         **settings,
     )
-    is_open = metrics_open or config.insecure
-    with stop_on_signal() as stop, monitored(metrics, is_open=is_open) as health, RunningNode(config) as running:
+    metrics = Metrics(metrics.metrics, metrics.metrics_open or config.insecure)
+    with stop_on_signal() as stop, metrics.served() as health, RunningNode(config) as running:
         health.failed = lambda: None if running.failure is None else repr(running.failure)
         health.not_ready = running.why_not_ready
         _report_states(running, stop)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 from urllib.parse import quote
 
 import typer
 
 import strandline as sl
-from strandline.cli.shared.common import connecting
 from strandline.cli.shared.shared_options import OF_NODES, shared
 from strandline.cli.shared.targets import contents_at, is_free, need_object_log
 from strandline.compat.v1.log import QueueFormat, QueueLog, open_format
@@ -28,17 +25,8 @@ from strandline.tier.read.tiered_log import hot_log, hot_tier
 from strandline.tier.verify import HotLog
 from strandline.values.contract import Codec
 
-P = ParamSpec("P")
-
 AnyLog: TypeAlias = OpenedLog
 
-LogUrl = Annotated[
-    str,
-    typer.Argument(
-        metavar="URL",
-        help="The log: a folder, file://, s3://, gs://, az://, wal:///folder, or a node at grpc://host:port.",
-    ),
-]
 _HINT: Final = "check the address"
 OR_CREATE: Final = "check the address, or make one with --create"
 """The advice of a command with this option, where there is no log."""
@@ -81,6 +69,7 @@ class LogPlace:
 
         With ``writes`` it is opened for changes: of a write-ahead log this is the only process that writes it.
         """
+        refuse_access(self.url)
         if self.is_node:
             return sl.open(self.url, security=client_security())
         folder = self.folder
@@ -118,6 +107,16 @@ class LogPlace:
             if isinstance(log, RemoteLog):
                 log.bounds()  # a wrong address is found now, not after all the retries of a producer
             yield log
+
+
+AnyLogAt = Annotated[
+    LogPlace,
+    typer.Argument(
+        metavar="URL",
+        parser=LogPlace,
+        help="The log: a folder, file://, s3://, gs://, az://, wal:///folder, or a node at grpc://host:port.",
+    ),
+]
 
 
 def _only_for_object_logs(url: str) -> InvalidInput:
@@ -205,18 +204,3 @@ def refuse_access(*urls: str) -> None:
     given = shared()
     if wrong := [f"--{name.replace('_', '-')}" for name in OF_NODES if getattr(given, name) is not None]:
         raise InvalidInput(f"{', '.join(wrong)} is for a node (grpc://host:port), not for {' or '.join(urls)}.")
-
-
-def on_any_log(command: Callable[Concatenate[LogPlace, P], None]) -> Callable[..., None]:
-    """Make a command for the log at its argument URL."""
-
-    @wraps(command)
-    def run(url: str, *arguments: P.args, **options: P.kwargs) -> None:
-        log_place(url)
-        refuse_access(url)
-        command(LogPlace(url), *arguments, **options)
-
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    log = inspect.Parameter("url", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=LogUrl)
-    run.__signature__ = inspect.Signature([log, *own])  # type: ignore[attr-defined]
-    return connecting(run)

@@ -17,6 +17,7 @@ import typer
 
 from strandline.cli import end_at_once
 from strandline.cli.shared import output as show
+from strandline.cli.shared.option_groups import with_groups
 from strandline.cli.shared.shared_options import shared
 from strandline.cli.shared.text import escaped, parse_start
 from strandline.compat.v1.log import QueueFormat
@@ -116,8 +117,9 @@ def guarded(command: Callable[P, R], *, fenced: int = 1) -> Callable[..., R]:
     do next where :func:`on_interruption` says that.
 
     With the option ``--debug`` an error keeps its traceback. ``fenced`` is the status if another process has taken
-    over. A closed standard output (``| head``) is no error.
+    over. A closed standard output (``| head``) is no error. Groups of options (:func:`with_groups`) become its options.
     """
+    command = with_groups(command)
 
     @wraps(command)
     def run(*args: P.args, **options: P.kwargs) -> R:

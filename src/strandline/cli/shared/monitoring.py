@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, final
 
 import typer
@@ -40,37 +41,41 @@ def listening_place(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-Metrics = Annotated[
-    Any,
-    typer.Option(
-        metavar="HOST:PORT",
-        parser=listening_place,
-        help="Serve /metrics for Prometheus here, and /healthz and /readyz.",
-    ),
-]
-MetricsOpen = Annotated[
-    bool,
-    typer.Option("--metrics-open", help="Let other machines read them, in plain text and without authentication."),
-]
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The options of commands that serve metrics, health and readiness."""
 
+    metrics: Annotated[
+        Any,
+        typer.Option(
+            metavar="HOST:PORT",
+            parser=listening_place,
+            help="Serve /metrics for Prometheus here, and /healthz and /readyz.",
+        ),
+    ] = None
+    metrics_open: Annotated[
+        bool,
+        typer.Option("--metrics-open", help="Let other machines read them, in plain text and without authentication."),
+    ] = False
 
-@contextlib.contextmanager
-def monitored(place: tuple[str, int] | None, *, is_open: bool) -> Iterator[Health]:
-    """Serve health, readiness and metrics at a host and port during the block; nowhere for None.
+    @contextlib.contextmanager
+    def served(self) -> Iterator[Health]:
+        """Serve them during the block, if a place was given.
 
-    The block says in the health that it yields when the command is ready.
-    """
-    health = Health()
-    if place is None:
-        yield health
-        return
-    if not is_open and not is_loopback(place[0]):
-        raise InvalidInput(
-            f"--metrics {place[0]}:{place[1]} can be read by other machines, in plain text and without "
-            "authentication: serve them on 127.0.0.1, behind a proxy that authenticates, or give --metrics-open."
-        )
-    with serving(monitoring(health), place, what="Metrics"):
-        yield health
+        The block says in the health that it yields when the command is ready.
+        """
+        health = Health()
+        if self.metrics is None:
+            yield health
+            return
+        host, port = self.metrics
+        if not self.metrics_open and not is_loopback(host):
+            raise InvalidInput(
+                f"--metrics {host}:{port} can be read by other machines, in plain text and without "
+                "authentication: serve them on 127.0.0.1, behind a proxy that authenticates, or give --metrics-open."
+            )
+        with serving(monitoring(health), self.metrics, what="Metrics"):
+            yield health
 
 
 @final

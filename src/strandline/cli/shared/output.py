@@ -194,6 +194,11 @@ def labelled(label: Text, text: RenderableType) -> Table:
     return line_
 
 
+def fact(word: str, text: str, style: str = "") -> Text:
+    """A line about one thing, below the name of that."""
+    return Text.assemble((f"  {word:<9}", "cyan"), "  ", (text, style))
+
+
 def document(value: Any, *, file: TextIO | None = None) -> None:
     """Print one JSON value on one line, on standard output by default."""
     text = json.dumps(value, ensure_ascii=False)

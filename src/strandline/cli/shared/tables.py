@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,9 +12,11 @@ import typer
 
 import strandline as sl
 from strandline.cli.shared.decoding import json_codec
-from strandline.errors import Unsupported
+from strandline.errors import InvalidInput, Unsupported
 from strandline.log.read.value_format import named_codec
 from strandline.tables.maintain.contract import MaintainedTable
+from strandline.tables.maintain.opening import is_in_database
+from strandline.tables.rows.logged import Value
 
 
 class DeletesWithoutValue(StrEnum):
@@ -25,16 +27,6 @@ class DeletesWithoutValue(StrEnum):
     DEAD_LETTERS = "dead-letters"
 
 
-TombstoneOption = Annotated[
-    DeletesWithoutValue | None,
-    typer.Option(
-        "--tombstones",
-        metavar="HOW",
-        help="How a delete without a value names its row, with --key: key, the record's key is the text of that "
-        "column; json, it is a JSON object with it; or dead-letters, it is set aside. Without it the first one is an "
-        "error.",
-    ),
-]
 TableUrl = Annotated[
     str,
     typer.Argument(
@@ -45,22 +37,52 @@ TableUrl = Annotated[
 ]
 
 
-def followed_table(
-    url: str,
-    log: Any = None,
-    *,
-    schema: Path | None = None,
-    key: Sequence[str] | None = None,
-    tombstones: DeletesWithoutValue | None = None,
-    name: str = "default",
-    **options: Any,
-) -> MaintainedTable:
-    """The sink of a table; without a schema it decodes as its log says, if the log does."""
-    value: Any = None
-    if schema is None and log is not None:
+@dataclass(frozen=True, slots=True)
+class RowOptions:
+    """The options of commands for a table that say how records become its rows."""
+
+    schema: Annotated[
+        Path | None,
+        typer.Option("--schema", metavar="FILE", help="Decode JSON values by the JSON Schema or Avro schema here."),
+    ] = None
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="COLUMN", help="A column that identifies a row; may be repeated."),
+    ] = None
+    tombstones: Annotated[
+        DeletesWithoutValue | None,
+        typer.Option(
+            "--tombstones",
+            metavar="HOW",
+            help="How a delete without a value names its row, with --key: key, the record's key is the text of that "
+            "column; json, it is a JSON object with it; or dead-letters, it is set aside. Without it the first one is "
+            "an error.",
+        ),
+    ] = None
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The sink's name.")] = "default"
+
+    def value(self, log: Any) -> Value | None:
+        """The codec of the values: by the schema, else as the log says, if it does; None for bytes."""
+        if self.schema is not None:
+            return json_codec(self.schema)
         with suppress(Unsupported):
-            value = None if named_codec(log) is None else "log"
-    if schema is not None:
-        value = json_codec(schema)
-    means: Any = None if tombstones is None else tombstones.value
-    return sl.tables.existing(url, value=value, key=tuple(key or ()), tombstones=means, name=name, **options)
+            return None if log is None or named_codec(log) is None else "log"
+        return None
+
+    def shape(self, value: Value | None) -> dict[str, Any]:
+        """The arguments of a sink."""
+        means = None if self.tombstones is None else self.tombstones.value
+        return {"value": value, "key": tuple(self.key or ()), "tombstones": means, "name": self.name}
+
+    def sink(self, url: str, log: Any, **more: Any) -> MaintainedTable:
+        """The sink of a table that is there; ``more`` are arguments of :func:`strandline.tables.existing`."""
+        return sl.tables.existing(url, **self.shape(self.value(log)), **more)
+
+
+def letters_at(table: str, named: str | None) -> str | bool | None:
+    """The place of a table's dead letters as its sink takes it: those of a SQL database are beside the table."""
+    if named is None or not is_in_database(table):
+        return named
+    if named != "yes":
+        raise InvalidInput("The dead letters of a table in a SQL database are beside it: write --dead-letters yes.")
+    return True

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import typer
 
 import strandline as sl
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import AnyLog, LogPlace, on_any_log
-from strandline.cli.shared.common import INTERRUPTED, stop_on_signal
+from strandline.cli.shared.any_log import AnyLog, AnyLogAt
+from strandline.cli.shared.common import INTERRUPTED, connecting, stop_on_signal
 from strandline.cli.shared.common import start as known_start
-from strandline.cli.shared.decoding import json_codec, named
+from strandline.cli.shared.decoding import named
 from strandline.cli.shared.logs import log_to_stderr
-from strandline.cli.shared.monitoring import FollowerLag, Metrics, MetricsOpen, monitored
-from strandline.cli.shared.tables import TableUrl, TombstoneOption
-from strandline.errors import InvalidInput, NotFound, Unsupported
-from strandline.log.read.value_format import named_codec
+from strandline.cli.shared.monitoring import FollowerLag, Metrics
+from strandline.cli.shared.tables import RowOptions, TableUrl, letters_at
+from strandline.errors import NotFound
 from strandline.model.cursor import Start
 from strandline.tables.maintain.contract import MaintainedTable
-from strandline.tables.maintain.opening import is_in_database, sink_at
+from strandline.tables.maintain.opening import sink_at
 from strandline.tables.rows.logged import Value
 
 _START: Any = "beginning"  # given to the parser
@@ -39,9 +37,9 @@ class TableMode(StrEnum):
     HISTORY = "history"
 
 
-@on_any_log
+@connecting
 def follow(
-    place: LogPlace,
+    place: AnyLogAt,
     table: TableUrl,
     *,
     mode: Annotated[
@@ -57,10 +55,7 @@ def follow(
         str | None,
         typer.Option(metavar="NAME", help="The slot that pins what is still to be applied; made if there is none."),
     ] = None,
-    schema: Annotated[
-        Path | None,
-        typer.Option("--schema", metavar="FILE", help="Decode JSON values by the JSON Schema or Avro schema here."),
-    ] = None,
+    options: RowOptions,
     decode: Annotated[
         bool | None,
         typer.Option(
@@ -69,11 +64,6 @@ def follow(
             "keys and values as bytes.",
         ),
     ] = None,
-    key: Annotated[
-        list[str] | None,
-        typer.Option("--key", metavar="COLUMN", help="A column that identifies a row; may be repeated."),
-    ] = None,
-    tombstones: TombstoneOption = None,
     start: Annotated[
         str,
         typer.Option(
@@ -99,9 +89,7 @@ def follow(
         bool,
         typer.Option("--fail-on-letters", help="End with status 1 if this run has set records aside."),
     ] = False,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The sink's name.")] = "default",
-    metrics: Metrics = None,
-    metrics_open: MetricsOpen = False,
+    metrics: Metrics,
 ) -> None:
     """Keep a table in step with a log, exactly: rows and position are one commit.
 
@@ -118,20 +106,20 @@ def follow(
         log_to_stderr(logging.INFO)
     with (
         stop_on_signal() as stop,
-        monitored(metrics, is_open=metrics_open) as health,
+        metrics.served() as health,
         opened as log,
         progress as advance,
         ExitStack() as measured,
     ):
-        value = _value(log, schema, decode)
-        shape: dict[str, Any] = {"value": value, "key": tuple(key or ()), "name": name}
-        shape["tombstones"] = None if tombstones is None else tombstones.value
-        sink = _sink(table, mode, dead_letters, shape)
+        shape = options.shape(_value(log, options, decode))
+        shape["mode"] = _recorded_mode(table, options.name) if mode is None else mode.value
+        letters = letters_at(table, dead_letters)
+        sink = sink_at(table, None, **shape, **({} if letters is None else {"dead_letters": letters}))
         sinks.append(sink)
         sink.meet(log)
         began, since = time.monotonic(), sink.cursor(log.log_id)
         first = log.position_of(cast("Start", start)) if since is None else since.next
-        lag = FollowerLag(log, (log.url, sink.where), first, is_served=metrics is not None)
+        lag = FollowerLag(log, (log.url, sink.where), first, is_served=metrics.metrics is not None)
         measured.enter_context(lag.measuring())
         tell = show.so_far(advance)
 
@@ -184,29 +172,15 @@ def _end(until: str) -> int | Literal["end"] | None:
     raise typer.BadParameter(f"--until is end, forever or an offset, not {until!r}.")
 
 
-def _value(log: AnyLog, schema: Path | None, decode: bool | None) -> Value | None:
+def _value(log: AnyLog, options: RowOptions, decode: bool | None) -> Value | None:
     """The codec of the table's columns; None for bytes."""
-    if schema is not None:
-        if decode is False:
+    if decode is False:
+        if options.schema is not None:
             raise typer.BadParameter("--schema decodes values: leave out --no-decode.")
-        return json_codec(schema)
-    if decode:
-        named(log)
-        return "log"
-    with suppress(Unsupported):
-        return "log" if decode is None and named_codec(log) is not None else None
-    return None
-
-
-def _sink(table: str, mode: TableMode | None, letters: str | None, shape: dict[str, Any]) -> MaintainedTable:
-    shape["mode"] = _recorded_mode(table, shape["name"]) if mode is None else mode.value
-    if letters is not None and is_in_database(table):
-        if letters != "yes":
-            raise InvalidInput("The dead letters of a table in a SQL database are beside it: write --dead-letters yes.")
-        shape["dead_letters"] = True
-    elif letters is not None:
-        shape["dead_letters"] = letters
-    return sink_at(table, None, **shape)
+        return None
+    if decode and options.schema is None:
+        named(log)  # which says what to give instead, if the log names none
+    return options.value(log)
 
 
 def _recorded_mode(table: str, name: str) -> str:

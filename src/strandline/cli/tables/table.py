@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
 import strandline as sl
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import LogPlace, refuse_access
+from strandline.cli.shared.any_log import LogPlace
 from strandline.cli.shared.common import Yes, confirm, connecting, guarded, on_interruption
 from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.groups import group
 from strandline.cli.shared.pools import Workers, is_on_spark, spark_session, task_pool
-from strandline.cli.shared.tables import TableUrl, TombstoneOption, followed_table
+from strandline.cli.shared.tables import RowOptions, TableUrl, letters_at
 from strandline.cli.shared.text import escaped, readable
 from strandline.errors import InvalidInput, NotFound
 from strandline.formats.json.records import record_fields, rows_of
@@ -25,15 +24,8 @@ from strandline.tables.maintain.opening import is_in_database
 
 table = group("Look after a table that follows a log.")
 
-LogUrl = Annotated[str, typer.Argument(metavar="LOG", help="The address of the log that it follows.")]
-Schema = Annotated[
-    Path | None,
-    typer.Option(
-        "--schema", metavar="FILE", help="The schema of its JSON values: a file with a JSON Schema or an Avro schema."
-    ),
-]
-Key = Annotated[
-    list[str] | None, typer.Option("--key", metavar="COLUMN", help="A column that identifies a row; may be repeated.")
+FollowedLog = Annotated[
+    LogPlace, typer.Argument(metavar="LOG", parser=LogPlace, help="The address of the log that it follows.")
 ]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="The sink's name.")]
 Letters = Annotated[
@@ -44,21 +36,15 @@ Letters = Annotated[
 ]
 
 
-def _log(url: str, *, slot: str | None = None) -> Log:
-    """The log, beside the process that writes it; opened for changes only for a slot."""
-    refuse_access(url)
-    return cast("Log", LogPlace(url).open(writes=slot is not None))
-
-
 @table.command()
 @connecting
 def describe(
     url: TableUrl,
-    log: Annotated[str | None, typer.Argument(metavar="LOG", help="Its log: shows the cursor, too.")] = None,
+    log: Annotated[
+        LogPlace | None, typer.Argument(metavar="LOG", parser=LogPlace, help="Its log: shows the cursor, too.")
+    ] = None,
     *,
-    schema: Schema = None,
-    key: Key = None,
-    name: Name = "default",
+    options: RowOptions,
 ) -> None:
     """Show what a table keeps, its size and columns, and how far it has followed its log.
 
@@ -66,8 +52,8 @@ def describe(
 
     Example: strandline table describe ./tables/orders ./orders
     """
-    opened = None if log is None else _log(log)
-    sink = followed_table(url, opened, schema=schema, key=key, name=name)
+    opened: Any = None if log is None else log.open()
+    sink = options.sink(url, opened)
     found = sl.tables.describe(sink, opened)
     behind = None
     if opened is not None and found.cursor is not None:
@@ -101,12 +87,9 @@ def describe(
 @connecting
 def verify(
     url: TableUrl,
-    log: LogUrl,
+    log: FollowedLog,
     *,
-    schema: Schema = None,
-    key: Key = None,
-    tombstones: TombstoneOption = None,
-    name: Name = "default",
+    options: RowOptions,
     workers: Workers = None,
 ) -> None:
     """Compare each row of a table with its log, up to the table's cursor. Changes nothing.
@@ -115,8 +98,8 @@ def verify(
 
     Example: strandline table verify ./tables/orders ./orders
     """
-    opened = _log(log)
-    sink = followed_table(url, opened, schema=schema, key=key, tombstones=tombstones, name=name)
+    opened: Any = log.open()
+    sink = options.sink(url, opened)
     pool = task_pool(workers)
     with show.busy("comparing rows with the log"):
         check = sl.tables.verify(sink, opened, pool=pool)
@@ -134,7 +117,10 @@ def verify(
         text += "each is as the log says."
     else:
         text += f"{check.missing:,} missing, {check.extra:,} too many."
-        more = [*(f"  {one}" for one in check.first), f"Build it again with 'strandline table rebuild {url} {log}'."]
+        more = [
+            *(f"  {one}" for one in check.first),
+            f"Build it again with 'strandline table rebuild {url} {log.url}'.",
+        ]
     show.answer(fields, text, *more)
     if not check.is_clean:
         raise typer.Exit(1)
@@ -144,12 +130,9 @@ def verify(
 @connecting
 def rebuild(
     url: TableUrl,
-    log: LogUrl,
+    log: FollowedLog,
     *,
-    schema: Schema = None,
-    key: Key = None,
-    tombstones: TombstoneOption = None,
-    name: Name = "default",
+    options: RowOptions,
     dead_letters: Letters = None,
     start: Annotated[
         Any,
@@ -187,18 +170,14 @@ def rebuild(
 
     Example: strandline table rebuild ./tables/orders ./orders --from 2026-01-15T00:00Z
     """
-    opened = _log(log, slot=slot)
-    letters: str | bool | None = dead_letters
-    if is_in_database(into or url):
-        letters = None if dead_letters is None else True
-    sink = followed_table(
-        url, opened, schema=schema, key=key, tombstones=tombstones, name=name, dead_letters=letters, into=into
-    )
-    confirm(f"Replace all rows of {sink.where} by those of {log}?", yes=yes)
+    opened: Any = log.open(writes=slot is not None)
+    letters = letters_at(into or url, dead_letters)
+    sink = options.sink(url, opened, dead_letters=letters, into=into)
+    confirm(f"Replace all rows of {sink.where} by those of {log.url}?", yes=yes)
     session = spark_session() if is_on_spark() else None
     with show.busy("building all rows again"):
         if session is not None:
-            cursor = sl.spark.rebuild(session, log, sink, start=start, upto=upto, slot=slot, verify=not unverified)
+            cursor = sl.spark.rebuild(session, log.url, sink, start=start, upto=upto, slot=slot, verify=not unverified)
         else:
             cursor = sl.tables.rebuild(sink, opened, start=start, upto=upto, slot=slot, verify=not unverified)
     found = sl.tables.describe(sink)
@@ -213,22 +192,20 @@ def rebuild(
 @connecting
 def repair(
     url: TableUrl,
-    log: LogUrl,
+    log: FollowedLog,
     *,
-    schema: Schema = None,
-    key: Key = None,
-    name: Name = "default",
+    options: RowOptions,
 ) -> None:
     """Restore a table that others changed to its last version that is known to be right.
 
     Example: strandline table repair ./tables/orders ./orders
     """
-    opened = _log(log)
-    sink = followed_table(url, opened, schema=schema, key=key, name=name)
+    opened: Any = log.open()
+    sink = options.sink(url, opened)
     sink.meet(opened)
 
     def serves(cursor: sl.Cursor) -> bool:
-        return opened.bounds().first <= cursor.next <= opened.bounds().next
+        return bool(opened.bounds().first <= cursor.next <= opened.bounds().next)
 
     cursor = sink.repair(opened.log_id, serves)
     if cursor is None:
@@ -244,10 +221,7 @@ def move(
     new: Annotated[str, typer.Argument(metavar="NEW", help="The address of the copy that it is to follow.")],
     *,
     dead_letters: Letters = None,
-    schema: Schema = None,
-    key: Key = None,
-    tombstones: TombstoneOption = None,
-    name: Name = "default",
+    options: RowOptions,
 ) -> None:
     """Let a table that follows a log follow its copy from now on, in one commit that changes no row.
 
@@ -257,18 +231,14 @@ def move(
 
     Example: strandline table move ./tables/orders ./orders ./backup
     """
-    letters: str | bool | None = dead_letters
-    if is_in_database(url):
-        letters = None if dead_letters is None else True
+    letters = letters_at(url, dead_letters)
     former: Log
     with (
         on_interruption("repeat the command: it says which log the table follows."),
         log_at(old) as former,
         show.busy("comparing the offsets of both logs"),
     ):
-        sink = followed_table(
-            url, former, schema=schema, key=key, tombstones=tombstones, name=name, dead_letters=letters
-        )
+        sink = options.sink(url, former, dead_letters=letters)
         done = sl.bulk.move_table(sink, old, new)
     follows = "follows that log already" if done.was_there else "follows that log now"
     text = f"The table {follows}, from offset {done.cursor.next:,} on; no row was changed."
@@ -279,13 +249,10 @@ def move(
 @connecting
 def replay(
     url: TableUrl,
-    log: LogUrl,
+    log: FollowedLog,
     *,
     dead_letters: Letters = None,
-    schema: Schema = None,
-    key: Key = None,
-    tombstones: TombstoneOption = None,
-    name: Name = "default",
+    options: RowOptions,
 ) -> None:
     """Apply dead letters that can become rows by now, each once and in its place, and remove them.
 
@@ -294,12 +261,8 @@ def replay(
 
     Example: strandline table replay ./tables/orders ./orders --dead-letters ./tables/bad-orders
     """
-    opened = _log(log)
-    place = _place_of(url, dead_letters)
-    done = sl.tables.replay_letters(
-        followed_table(url, opened, schema=schema, key=key, tombstones=tombstones, name=name, dead_letters=place),
-        opened,
-    )
+    opened: Any = log.open()
+    done = sl.tables.replay_letters(options.sink(url, opened, dead_letters=_place_of(url, dead_letters)), opened)
     lines = [f"{show.counted(done.applied, 'dead letter')} applied."]
     if not any((done.applied, done.unreadable, done.expired, done.of_others)):
         lines += _absence_of(dead_letters)
@@ -318,12 +281,10 @@ def replay(
 @connecting
 def letters(
     url: TableUrl,
-    log: LogUrl,
+    log: FollowedLog,
     *,
     dead_letters: Letters = None,
-    schema: Schema = None,
-    key: Key = None,
-    name: Name = "default",
+    options: RowOptions,
     limit: Annotated[
         int, typer.Option("--limit", metavar="N", min=1, help="How many are shown, from the first on.")
     ] = 100,
@@ -335,8 +296,8 @@ def letters(
 
     Example: strandline table letters ./tables/orders ./orders --dead-letters ./tables/bad-orders
     """
-    opened = _log(log)
-    sink = followed_table(url, opened, schema=schema, key=key, name=name, dead_letters=_place_of(url, dead_letters))
+    opened: Any = log.open()
+    sink = options.sink(url, opened, dead_letters=_place_of(url, dead_letters))
     found = sl.tables.letters(sink, opened)
     rows = rows_of(found.slice(0, limit))
     fields = {"letters": found.num_rows, "first": [{**record_fields(row), "reason": row["reason"]} for row in rows]}
@@ -377,7 +338,7 @@ def optimize(url: TableUrl, *, name: Name = "default") -> None:
 
     Example: strandline table optimize ./tables/orders
     """
-    fewer = sl.tables.optimize(followed_table(url, name=name))
+    fewer = sl.tables.optimize(sl.tables.existing(url, name=name))
     show.answer({"files_fewer": fewer}, f"The table has {show.counted(fewer, 'file')} fewer.")
 
 
@@ -397,5 +358,5 @@ def vacuum(
 
     Example: strandline table vacuum ./tables/orders --hours 336
     """
-    gone = sl.tables.vacuum(followed_table(url, name=name), hours)
+    gone = sl.tables.vacuum(sl.tables.existing(url, name=name), hours)
     show.answer({"files_removed": gone}, f"{show.counted(gone, 'file')} removed.")
