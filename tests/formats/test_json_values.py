@@ -11,6 +11,7 @@ import pytest
 
 from strandline.errors import CorruptData, UnsupportedVersion
 from strandline.formats.json.checked import encode_checked
+from strandline.formats.json.fields import Fields
 from strandline.formats.json.slots import slot_fields
 from strandline.formats.object.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
 from strandline.formats.segment.file import SegmentFacts
@@ -27,7 +28,7 @@ from strandline.formats.wal.folder import (
     encode_wal_identity,
     lead_of,
 )
-from strandline.model.json_values import LARGEST, MOST_VALUES, natural, parse_json, parse_object, text, whole
+from strandline.model.json_values import LARGEST, MOST_VALUES, natural, parse_json, parse_object
 from strandline.model.retention import Invalidation, InvalidReason, SlotState
 from strandline.model.stamp import Stamped
 
@@ -129,12 +130,18 @@ def test_a_file_of_a_newer_version_is_called_that_and_not_damaged(
 
 
 def test_values_are_taken_for_nothing_but_what_they_are() -> None:
-    assert (natural(0), natural((1 << 63) - 1), whole(-5), text("é")) == (0, (1 << 63) - 1, -5, "é")
+    fields = Fields({"whole": -5, "text": "é"}, "it")
+    assert (natural(0), natural((1 << 63) - 1)) == (0, (1 << 63) - 1)
+    assert (fields.whole("whole"), fields.text("text")) == (-5, "é")
     assert parse_json(b" [1] ") == [1]
     assert parse_object(b"{}") == {}
-    for check, wrong in ((natural, -1), (natural, 1 << 63), (whole, True), (whole, 1.0), (text, 7), (text, "\ud800")):
+    for wrong in (-1, 1 << 63):
         with pytest.raises(ValueError, match=r"."):
-            check(wrong)
+            natural(wrong)
+    odd_ones = ((Fields.whole, b"true"), (Fields.whole, b"1.0"), (Fields.text, b"7"), (Fields.text, b'"\\ud800"'))
+    for read, odd in odd_ones:
+        with pytest.raises(CorruptData, match=r"."):
+            read(Fields.parse(b'{"n": %b}' % odd, "it", wrong=CorruptData), "n")
 
 
 ODD_SLOTS = {

@@ -24,8 +24,8 @@ from strandline.formats.object.head import (
     encode_head,
 )
 from strandline.formats.object.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
+from strandline.model.arguments import LARGEST_NUMBER
 from strandline.model.head import Entry, Head, MetadataRange, Pin, WriterId, WriterState
-from strandline.model.json_values import LARGEST_NUMBER
 from strandline.model.records import record_batch
 from strandline.model.retention import Invalidation, InvalidReason, MaxAge, SlotLimits, SlotState
 from strandline.model.stamp import OpId, Stamped

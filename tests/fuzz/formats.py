@@ -123,6 +123,7 @@ from strandline.node.message_json import (
     read_commit,
     read_handover,
     read_resume,
+    read_status,
     write_commit,
     write_handover,
     write_resume,
@@ -544,13 +545,14 @@ _ANSWERS: dict[str, tuple[Any, ...]] = {
     "registration": (_reader(Registration), write_record(Registration(_TOPOLOGY, 3))),
     "resume": (
         read_resume,
+        read_status,
         *map(write_resume, (PartialResync(_CURSOR), Rewind(3, 1), FullRebootstrap(Cause.WAL_REMOVED))),
     ),
     "report": (
         _reader(ElectionReport),
         write_record(ElectionReport("a", 1, 1, 5, 4, "it is ill", membership=_MEMBERSHIP)),
     ),
-    "status": (_reader(NodeStatus), write_record(NodeStatus("a", "leading", None, 3, "a", _CURSOR, 5, divergences=2))),
+    "status": (read_status, write_record(NodeStatus("a", "leading", None, 3, "a", _CURSOR, 5, divergences=2))),
     "commit": (
         read_commit,
         *(

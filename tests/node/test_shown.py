@@ -316,5 +316,5 @@ class TestTheState:
 
     def test_that_is_neither_true_nor_false_is_damage(self):
         fields = decode_checked(encode_node(NodeState("a", settled=True)), KIND, VERSION)
-        with pytest.raises(CorruptData, match="neither true nor false"):
+        with pytest.raises(CorruptData, match=r"Expected `bool`, got `int` - at `\$.settled`"):
             decode_node(encode_checked(KIND, VERSION, {**fields, "settled": 1}), "node.json")

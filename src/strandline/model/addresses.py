@@ -241,7 +241,8 @@ CONSUMER_SUFFIX: Final = ".consumer"
 COPIED_SUFFIX: Final = ".copied"
 """Suffix of a replica's copy of a consumer's slot, after the name of the slot on the primary."""
 
-_PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+PLAIN_NAME: Final = r"\A[A-Za-z0-9][A-Za-z0-9_.-]{0,127}\Z"
+"""A regular expression for what :func:`is_plain_name` is true for."""
 
 
 def is_plain_name(name: str) -> bool:
@@ -250,7 +251,7 @@ def is_plain_name(name: str) -> bool:
     >>> [is_plain_name(name) for name in ("replica-1", "a.b", "..", "a/b", "", ".a", "a\n")]
     [True, True, False, False, False, False, False]
     """
-    return _PLAIN.fullmatch(name) is not None
+    return re.search(PLAIN_NAME, name) is not None
 
 
 def check_plain_name(name: str, what: str) -> str:

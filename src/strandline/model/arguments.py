@@ -22,6 +22,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, overload
 
+import msgspec
+
 from strandline.errors import InvalidInput, printable
 
 C = TypeVar("C", bound=Callable[..., Any])
@@ -126,7 +128,9 @@ ANY: Final = ArgumentKind(lambda _: True, "")
 Positive = Annotated[int, whole(1)]
 Port = Annotated[int, whole(0, 65535)]
 SIGNED: Final = whole(-LARGEST_NUMBER - 1)
-Signed = Annotated[int, SIGNED]
+Signed = Annotated[int, SIGNED, msgspec.Meta(ge=-LARGEST_NUMBER - 1, le=LARGEST_NUMBER)]
+Natural = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
+"""What ``int`` is in a call, for fields that are decoded from stored JSON as well."""
 Duration = Annotated[float, seconds(above=0)]
 TIMEOUT: Final = seconds(-LONGEST)
 Timeout = Annotated[float, TIMEOUT]

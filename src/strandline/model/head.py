@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.model.arguments import LARGEST_NUMBER
+from strandline.model.arguments import LARGEST_NUMBER, Natural
 from strandline.model.cursor import LARGEST_FINGERPRINT, Cursor, batch_fingerprint
 
 WriterId = NewType("WriterId", UUID)
@@ -214,11 +214,11 @@ class ChunkRef:
 class WriterState:
     """The last listed append of a writer, by which a retry is recognised."""
 
-    number: int
-    sequence: int
-    first: int
-    count: int
-    listed: int
+    number: Natural
+    sequence: Natural
+    first: Natural
+    count: Natural
+    listed: Natural
     proof: SourceProof | None = field(default=None, compare=False)
     """Of an append from a source: the history of the source. None if it is not known, as of older versions."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from strandline.model.arguments import Natural
 from strandline.model.json_values import PlainName
 
 
@@ -30,7 +31,7 @@ class Trouble:
     state: str
     """Its name, such as ``diverged``."""
     reason: str
-    at: int
+    at: Natural
     """When it occurred, in microseconds."""
 
 
@@ -40,7 +41,7 @@ class Peer:
 
     name: str
     region: str | None = None
-    divergences: int = 0
+    divergences: Natural = 0
     """Number of its reported divergences."""
 
 
@@ -65,14 +66,14 @@ class LogMembers:
 class Membership:
     """The recorded members of a log. Of two records the one with the higher (term, number) is in force."""
 
-    term: int
+    term: Natural
     """The term of the primary that made it."""
-    number: int
+    number: Natural
     """Grows with each record; the settings of the start are number 0."""
     members: LogMembers
     former: LogMembers | None = None
     """Those before, while the change is pending: commits and elections need both."""
-    takes_back: tuple[int, int] | None = None
+    takes_back: tuple[Natural, Natural] | None = None
     """The version of the record whose change this one takes back; None for any other change."""
 
     @property
@@ -86,15 +87,15 @@ class NodeState:
     """Durable state of a node: what other nodes rely on, or what must not be forgotten."""
 
     name: str
-    generation: int = 0
+    generation: Natural = 0
     """Number of the current data folder; 0 for none yet."""
-    seen: int = 0
+    seen: Natural = 0
     """The highest term that it has seen: lower ones are refused."""
-    adopted: int = 0
+    adopted: Natural = 0
     """The highest term of which it has everything before its start."""
-    led: int = 0
+    led: Natural = 0
     """The last term in which it was the primary; 0 for never."""
-    committed: int = 0
+    committed: Natural = 0
     """A known watermark; written lazily, so that the highest may be above."""
     primary: str = ""
     """The last known primary."""
@@ -103,9 +104,9 @@ class NodeState:
     peers: tuple[Peer, ...] = ()
     """The replicas of the log then."""
     trouble: Trouble | None = None
-    divergences: int = 0
+    divergences: Natural = 0
     """Number of divergences between its log and its primary's."""
-    led_since: int = 0
+    led_since: Natural = 0
     """The first term since which no other node has led; 0 for unknown."""
     cold: str = ""
     """The store of the log's cold tier; empty for none."""

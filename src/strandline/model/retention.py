@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from strandline.errors import InvalidInput
-from strandline.model.arguments import checked, shown, whole
+from strandline.model.arguments import Natural, Signed, checked, shown, whole
 
 DEFAULT_LAG: Final = 64 << 30
 """Default lag limit in bytes of slots in a log with bounded size."""
@@ -122,8 +122,8 @@ class SlotLimits:
     last seen (``idle-timeout``).
     """
 
-    lag_bytes: int = 0
-    idle_seconds: int = 0
+    lag_bytes: Natural = 0
+    idle_seconds: Natural = 0
 
 
 NO_LIMITS: Final = SlotLimits()
@@ -157,7 +157,7 @@ class Invalidation:
     """Reason and time (microseconds) of a slot's invalidation."""
 
     reason: InvalidReason
-    at: int
+    at: Signed
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,16 +177,16 @@ class SlotState:
     """
 
     name: str
-    position: int
+    position: Natural
     holder: str | None
-    epoch: int
-    last_seen: int
+    epoch: Natural
+    last_seen: Signed
     invalid: Invalidation | None = None
-    expires: int | None = None
+    expires: Signed | None = None
     dropped: bool = False
-    born: int = 0
+    born: Natural = 0
     hot: bool = False
-    suspected: int | None = None
+    suspected: Signed | None = None
     fingerprint: int | None = None
 
     @property

@@ -12,7 +12,7 @@ from typing import Final
 from uuid import UUID
 
 from strandline.errors import InvalidInput
-from strandline.model.arguments import checked
+from strandline.model.arguments import Natural, checked
 
 _LONGEST_NAME: Final = (1 << 15) - 1
 _NAME_SHOWN: Final = 249
@@ -239,15 +239,15 @@ class ColdTier:
     """The address of the store with the segments."""
     events: str
     """The address of the topic with their events."""
-    partitions: int
+    partitions: Natural
     """Partitions of that topic."""
     name: str = ""
     """The log's name in the events."""
-    start: int = 0
+    start: Natural = 0
     """Announced start: no new slot may be below it. Expiry announces it before it reads the slots."""
-    gone: int = 0
+    gone: Natural = 0
     """Decided start: everything below it is deleted. Segments between it and ``start`` may stay."""
-    announced: int = 0
+    announced: Natural = 0
     """Number of announcements: only the last announcer may decide."""
 
     def __post_init__(self) -> None:

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
+
+from strandline.model.arguments import Natural
 from strandline.model.cursor import Cursor
+
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+"""In hexadecimal."""
+
+Location = Annotated[str, msgspec.Meta(pattern=r"\Apayloads/[0-9]{16}/[0-9a-z-]{1,160}\Z")]
+"""The folder of a payload, below that of the pointer."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """One file of a snapshot: its path below ``data/``, its size, and the SHA-256 of its bytes in hexadecimal."""
+    """One file of a snapshot: its path below ``data/``, its size, and the SHA-256 of its bytes."""
 
-    path: str
-    size: int
-    sha256: str
+    path: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
+    size: Natural
+    sha256: Sha256
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +32,9 @@ class Snapshot:
 
     folder: str
     kind: str
-    kind_version: int
+    kind_version: Natural
     cursor: Cursor
-    created: int
+    created: Natural
     """Microseconds since the epoch."""
     files: tuple[SnapshotFile, ...]
 
@@ -33,16 +43,16 @@ class Snapshot:
 class Artifact:
     """A published snapshot: its location, cursor and kind, and the SHA-256 of its manifest."""
 
-    location: str
+    location: Location
     cursor: Cursor
     kind: str
-    kind_version: int
-    size: int
+    kind_version: Natural
+    size: Natural
     """Bytes of all its files."""
-    part: int
+    part: Natural
     """Bytes of a file per object; the last object has the rest."""
-    sha256: str
-    published: int
+    sha256: Sha256
+    published: Natural
     """Publication time in microseconds since the epoch, by the publisher's clock."""
 
 
@@ -50,8 +60,8 @@ class Artifact:
 class Superseded:
     """A payload that the pointer no longer names, and since when; kept for a while for its readers."""
 
-    location: str
-    at: int
+    location: Location
+    at: Natural
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +72,7 @@ class Pointer:
     generation below ``min_generation``: that may be deleted if it is not listed here.
     """
 
-    generation: int = 1
-    min_generation: int = 0
+    generation: Natural = 1
+    min_generation: Natural = 0
     current: Artifact | None = None
     superseded: tuple[Superseded, ...] = ()

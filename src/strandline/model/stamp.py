@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Final, Generic, NewType, TypeVar
 from uuid import UUID
 
+from strandline.model.arguments import Natural
+
 T = TypeVar("T")
 
 OpId = NewType("OpId", UUID)
@@ -20,7 +22,7 @@ class Stamped(Generic[T]):
     """A value with its number of writes, and the latest operations."""
 
     value: T
-    revision: int = 0
+    revision: Natural = 0
     recent: tuple[OpId, ...] = ()
 
     def stamp(self, value: T, op: OpId) -> Stamped[T]:

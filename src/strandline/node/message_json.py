@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields as fields_of
 from typing import Any, Final
 
+import msgspec
+
 from strandline.errors import CorruptData
 from strandline.formats.json.fields import Fields, write_fields
 from strandline.formats.json.slots import read_slot, slot_fields
@@ -13,7 +15,8 @@ from strandline.formats.node.ticket import key_columns, keys_of
 from strandline.log.contract import Receipt
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.log.slots.slot_lag import SlotLag
-from strandline.model.json_values import natural, read_record
+from strandline.model.arguments import Natural
+from strandline.model.json_values import read_record
 from strandline.model.node import Membership
 from strandline.model.retention import SlotLimits, parse_retention
 from strandline.node.messages import (
@@ -22,6 +25,7 @@ from strandline.node.messages import (
     Handover,
     NodeSlot,
     NodeSlots,
+    NodeStatus,
     NotRequired,
     Reached,
     Resume,
@@ -62,6 +66,11 @@ def read_resume(fields: Fields) -> Resume:
         raise fields.refused("the cause of a bootstrap is not known") from error
 
 
+def read_status(fields: Fields) -> NodeStatus:
+    """The state of a node; ``CorruptData`` for other fields."""
+    return fields.record(NodeStatus, position=fields.maybe_cursor("position"))
+
+
 def write_handover(handover: Handover) -> bytes:
     """Encode the state that a replica needs to lead."""
     keys, until = key_columns(handover.ticket_keys)
@@ -72,12 +81,11 @@ def write_handover(handover: Handover) -> bytes:
 
 def read_handover(fields: Fields) -> Handover:
     """The inverse of :func:`write_handover`; ``CorruptData`` for other fields."""
-    slots = tuple(each.decoded(read_slot) for each in fields.objects("slots"))
 
     def decoded(found: Mapping[str, Any]) -> Handover:
-        known = found.get("membership")
-        membership = None if known is None else read_record(Membership, known)
-        return Handover(slots, keys_of(found["ticket_keys"], found.get("ticket_keys_until")), membership)
+        keys = keys_of(found["ticket_keys"], found.get("ticket_keys_until"))
+        membership = msgspec.convert(found.get("membership"), Membership | None)
+        return Handover(tuple(map(read_slot, found["slots"])), keys, membership)
 
     return fields.decoded(decoded)
 
@@ -97,21 +105,14 @@ def read_node_slots(fields: Fields) -> NodeSlots:
     """The inverse of :func:`write_node_slots`; ``CorruptData`` for other fields."""
 
     def slot(found: Mapping[str, Any]) -> NodeSlot:
-        lag = SlotLag(read_slot(found["slot"]), **{name: _number(found[name]) for name in _LAG_FIELDS})
-        return NodeSlot(SlotKind(found["kind"]), lag)
+        return NodeSlot(SlotKind(found["kind"]), read_record(SlotLag, found, state=read_slot(found["slot"])))
 
     def decoded(found: Mapping[str, Any]) -> NodeSlots:
-        limits = SlotLimits(natural(found["lag_bytes"]), natural(found["idle_seconds"]))
-        return NodeSlots(slots, parse_retention(found["retention"]), limits, _number(found["records_kept"]))
+        slots = tuple(map(slot, found["slots"]))
+        kept = msgspec.convert(found["records_kept"], Natural | None)
+        return NodeSlots(slots, parse_retention(found["retention"]), read_record(SlotLimits, found), kept)
 
-    slots = tuple(each.decoded(slot) for each in fields.objects("slots"))
     return fields.decoded(decoded)
-
-
-def _number(value: object) -> Any:
-    if not isinstance(value, int | float | None):
-        raise ValueError(f"a {type(value).__name__} is where a number belongs")  # noqa: TRY004 - the answer is wrong
-    return value
 
 
 def write_commit(commit: Commit) -> bytes:

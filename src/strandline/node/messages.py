@@ -13,6 +13,7 @@ from strandline.formats.node.ticket import TicketKey
 from strandline.log.contract import Receipt
 from strandline.log.slots.resume import FullRebootstrap, PartialResync
 from strandline.log.slots.slot_lag import SlotLag
+from strandline.model.arguments import Natural
 from strandline.model.cursor import Cursor
 from strandline.model.json_values import PlainName
 from strandline.model.node import Heartbeat, Membership
@@ -35,15 +36,15 @@ class Member:
 
     name: PlainName
     region: str | None
-    sent: int
-    applied: int | None
+    sent: Natural
+    applied: Natural | None
     """None before its first acknowledgement: until then it counts for nothing."""
-    durable: int | None
-    apply_errors: int
-    divergences: int
+    durable: Natural | None
+    apply_errors: Natural
+    divergences: Natural
     """Of errors and divergences, the highest counts that it has acknowledged."""
-    connected_at: int
-    last_seen: int
+    connected_at: Natural
+    last_seen: Natural
     bootstrapping: bool
     """Whether it is bootstrapping, and serves no reads after a bookmark."""
     healthy: bool
@@ -55,17 +56,17 @@ class Topology:
 
     log_id: UUID
     primary: PlainName
-    term: int
-    term_start: int
+    term: Natural
+    term_start: Natural
     """Where the primary's log ended when its term began: only a replica that has everything below counts."""
-    epoch: int
+    epoch: Natural
     policy: str
     """The node's commit policy, as :func:`~strandline.node.lead.policies.parse_policy` reads it."""
-    durable: int
-    committed: int
+    durable: Natural
+    committed: Natural
     """The commit watermark: what readers see."""
     members: tuple[Member, ...] = ()
-    first: int = 0
+    first: Natural = 0
     """The first offset that the primary itself retains: a replica behind it has to bootstrap."""
     cold: str | None = None
     """The store of the log's cold tier; None for none."""
@@ -78,7 +79,7 @@ class Registration:
     """A primary's answer to a replica that registers."""
 
     topology: Topology
-    position: int | None
+    position: Natural | None
     """The position of its slot; None if the slot is invalid, and only a bootstrap resets it."""
 
 
@@ -171,10 +172,10 @@ class ElectionReport:
     """
 
     name: PlainName
-    term: int
-    adopted: int
-    durable: int
-    committed: int
+    term: Natural
+    adopted: Natural
+    durable: Natural
+    committed: Natural
     """The highest commit watermark that it knows of."""
     unhealthy: str | None
     """The condition that stops it from following, or None."""
@@ -191,15 +192,15 @@ class NodeStatus:
     """``leading``, ``following``, ``connecting``, …"""
     trouble: str | None
     """Why it has stopped until an operator acts, or None."""
-    term: int
+    term: Natural
     """The highest term that it has seen."""
     primary: str
     """The last primary that it knew of; empty for none."""
     position: Cursor | None
     """The cursor behind everything durable here; None without a copy of the log."""
-    committed: int | None
+    committed: Natural | None
     """The commit watermark here; None while it is unknown, or there is no copy: reads raise ``NotReady``."""
-    divergences: int = 0
+    divergences: Natural = 0
     """How often this node stopped with a divergence; on a primary, all that its replicas reported."""
     tiering: str | None = None
     """Why the primary's last round of tiering failed; None if it did not."""
@@ -211,10 +212,10 @@ class NodeStatus:
 class PlannedSpan:
     """A span of a plan on the wire; its records are read with a ticket."""
 
-    first: int
-    next: int
-    size: int
-    term: int
+    first: Natural
+    next: Natural
+    size: Natural
+    term: Natural
     fingerprint: str | None
     """None for a span of the cold tier."""
 
@@ -226,7 +227,7 @@ class Plan:
     spans: tuple[PlannedSpan, ...]
     is_whole: bool
     """Whether the plan has all spans that are within the limit and in the log."""
-    end: int | None = None
+    end: Natural | None = None
     """Where the log ends for readers of this node; None from an earlier version."""
     ticket: str | None = None
     """The signed right to read these spans, for a while; None from a node that has no key yet."""

@@ -18,6 +18,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from strandline.errors import AlreadyExists, CorruptData, Fenced, InvalidInput, NotFound, StorageError
+from strandline.model.arguments import Natural
 from strandline.model.json_values import parse_object, read_record, stamp_fields
 from strandline.model.stamp import OpId, Stamped
 from strandline.storage.cell import StoreCell
@@ -45,9 +46,9 @@ class LeaseState:
     holder: str | None
     token: UUID
     """Identifies the :class:`Lease` object that holds the lease: a restarted process is another holder."""
-    epoch: int
+    epoch: Natural
     """Grows with each new holder only."""
-    beat: int
+    beat: Natural
     """Grows with each write: no two contents are equal."""
     seconds: float
 

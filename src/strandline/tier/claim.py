@@ -18,6 +18,7 @@ from typing import Final, final
 from uuid import UUID
 
 from strandline.errors import AlreadyExists, CorruptData, Fenced, NotFound
+from strandline.model.arguments import Natural
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
@@ -32,7 +33,7 @@ class TierClaim:
     """The claim of the one writer of a log's cold tier."""
 
     log_id: UUID
-    term: int
+    term: Natural
     """The term of the primary that claimed it."""
     node: str
     """The primary's name."""

@@ -91,7 +91,7 @@ def test_a_follower_that_has_an_end_comes_to_it(node, client):
         (b"[]", "no object"),
         (b"[" * 60_000, "cannot be read"),
         (b" " * 70_000, "more than"),
-        (b'{"since": 7}', "'since': 7 is no text"),
+        (b'{"since": 7}', "'since': Expected `str`, got `int`"),
         (b'{"since": "nonsense"}', "is no cursor"),
         (b'{"upto": -1}', "'upto': .* is no whole number"),
         (b'{"upto": 1e3}', "'upto': .* is no whole number"),

@@ -16,12 +16,14 @@ from enum import Enum
 from typing import Any, Final, NamedTuple, NoReturn
 from zlib import crc32
 
+import msgspec
+
 from strandline.errors import CorruptData, InvalidInput, NotFound
 from strandline.formats.arrow.block import Parts
 from strandline.formats.json.checked import damage
 from strandline.formats.json.slots import read_slots
 from strandline.formats.wal.frame import MAGIC, MAX_PAYLOAD
-from strandline.model.json_values import LARGEST, has_too_many_values, items, natural
+from strandline.model.json_values import LARGEST, has_too_many_values
 from strandline.model.retention import SlotState
 from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.disk import DISK, Disk
@@ -338,7 +340,10 @@ def _time(fields: Mapping[str, Any], name: str, now: int) -> int:
 
 def _natural(value: object) -> int:
     """A number from 0 on. Older writers stored all numbers as floats, so that 7.0 is 7."""
-    return natural(int(value) if isinstance(value, float) and value.is_integer() else value, _LARGEST)
+    found = int(value) if isinstance(value, float) and value.is_integer() else value
+    if type(found) is not int or not 0 <= found <= _LARGEST:
+        raise ValueError(f"{str(value)[:80]} is no whole number in range")
+    return found
 
 
 def decode_slots(data: bytes | memoryview, where: str, *, now: int) -> list[SlotState]:
@@ -353,7 +358,7 @@ def decode_slots(data: bytes | memoryview, where: str, *, now: int) -> list[Slot
     with damage(where, "Restore the file, or move it away to continue without its slots."):
         if len(data) > LARGEST or has_too_many_values(data):
             raise ValueError(f"{len(data):,} bytes are too large for slots")
-        found = items(_JSON.decode(str(data, "utf-8"))["slots"])
+        found = msgspec.convert(_JSON.decode(str(data, "utf-8"))["slots"], list[dict[str, Any]])
         slots = read_slots([_slot_fields(fields, now) for fields in found])
         return [replace(slot, position=_position(fields)) for slot, fields in zip(slots, found, strict=True)]
 

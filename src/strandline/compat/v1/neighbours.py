@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from strandline.compat.v1.batch_format import decode_values
 from strandline.compat.v1.edits import checked_path, is_batch_name
 from strandline.compat.v1.manifest_format import decode_manifest, may_be_manifest
 from strandline.errors import CorruptData, NotFound, UnsupportedVersion
 from strandline.formats.json.checked import damage, decode_checked, encode_checked
 from strandline.model.head import QueueManifest
-from strandline.model.json_values import text
 from strandline.storage.objects.store import LARGEST_OBJECT, ObjectInfo, ObjectStore
 
 _KIND: Final = "queue-in-folder"
@@ -113,4 +114,4 @@ def decode_registration(data: bytes, where: str) -> str:
         "It names the manifest of a queue with batches in this folder: restore it, or delete it if there is no such "
         "queue.",
     ):
-        return checked_path(text(decode_checked(data, _KIND, _VERSION)["manifest"]), "manifest")
+        return checked_path(msgspec.convert(decode_checked(data, _KIND, _VERSION)["manifest"], str), "manifest")

@@ -6,21 +6,26 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 from uuid import UUID
+
+import msgspec
 
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.model import json_values as values
-from strandline.model.arguments import LARGEST_NUMBER
+from strandline.model.addresses import PLAIN_NAME
+from strandline.model.arguments import LARGEST_NUMBER, Natural, Signed
 from strandline.model.cursor import Cursor
 from strandline.model.head import SourceProof
-from strandline.model.json_values import fingerprint_of, fingerprint_text
+from strandline.model.json_values import PlainName, fingerprint_of, fingerprint_text
 
 T = TypeVar("T")
 
 LARGEST_REQUEST: Final = 64 << 10
 """Larger requests are refused unread."""
-_LONGEST_TEXT: Final = 1 << 16
+
+_PLAIN_NAME_RULE: Final = f"Expected `str` matching regex {PLAIN_NAME!r}"
+_SECONDS: Final = Annotated[float, msgspec.Meta(ge=0, le=float(LARGEST_NUMBER))]
 
 
 class Fields:
@@ -52,16 +57,13 @@ class Fields:
     ) -> Fields:
         """The object in these bytes."""
         try:
-            if len(data) > largest:
-                raise ValueError(f"{len(data):,} bytes are more than {largest:,}")  # noqa: TRY301 - one sentence for all
-            found = json.loads(bytes(data).decode())
-        except (ValueError, RecursionError) as error:
-            raise wrong(f"{what} cannot be read: {str(error)[:200] or 'it nests too deep'}.") from error
-        return cls(found, what, wrong=wrong)
+            return cls(values.parse_json(data, largest), what, wrong=wrong)
+        except ValueError as error:
+            raise wrong(f"{what} cannot be read: {str(error)[:200]}.") from error
 
     def refused(self, why: str) -> StrandlineError:
         """The error for fields that are wrong in another way."""
-        return self._wrong(f"{self._what} cannot be read: {why}.")
+        return self._wrong(f"{self._what} cannot be read: {why.replace(_PLAIN_NAME_RULE, 'it is no plain name')}.")
 
     def __contains__(self, name: str) -> bool:
         return self._fields.get(name) is not None
@@ -76,19 +78,7 @@ class Fields:
     def record(self, kind: type[T], **given: Any) -> T:
         """A dataclass by its type hints, as :func:`~strandline.model.json_values.read_record` reads it."""
         fields = {field.name: self._fields.get(field.name) for field in fields_of(kind)}  # type: ignore[arg-type]
-        for name, value in fields.items():
-            if isinstance(value, str) and len(value) > _LONGEST_TEXT:
-                raise self.refused(f"{name!r} has more than {_LONGEST_TEXT} letters")
-        try:
-            return values.read_record(kind, fields, **given)
-        except ValueError as error:
-            raise self.refused(str(error)) from error
-
-    def _read(self, name: str, read: Callable[[object], T]) -> T:
-        try:
-            return read(self._fields.get(name))
-        except ValueError as error:
-            raise self.refused(f"{name!r}: {error}") from error
+        return self.decoded(lambda _: values.read_record(kind, fields, **given))
 
     def decoded(self, decode: Callable[[Mapping[str, Any]], T]) -> T:
         """The value that ``decode`` returns for all fields; its errors become the given error."""
@@ -97,9 +87,15 @@ class Fields:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise self.refused(str(error)[:200] or type(error).__name__) from error
 
+    def _read(self, name: str, kind: Any, read: Callable[[Any], T]) -> T:
+        try:
+            return read(msgspec.convert(self._fields.get(name), kind))
+        except ValueError as error:
+            raise self.refused(f"{name!r}: {error}") from error
+
     def natural(self, name: str) -> int:
         """An integer from 0 on that fits 63 bits."""
-        return self._read(name, values.natural)
+        return self._read(name, Natural, int)
 
     def maybe_natural(self, name: str) -> int | None:
         """An integer as :meth:`natural` reads it; None if the field is missing."""
@@ -107,30 +103,19 @@ class Fields:
 
     def whole(self, name: str) -> int:
         """A signed 64-bit integer."""
-        return self._read(name, values.whole)
+        return self._read(name, Signed, int)
 
     def seconds(self, name: str) -> float:
         """A number that is finite and not negative."""
-        value = self._fields.get(name)
-        # Not math.isfinite: an integer may be too large for a float.
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= LARGEST_NUMBER:
-            raise self.refused(f"{name!r} is no number of seconds")
-        return float(value)
+        return self._read(name, _SECONDS, float)
 
     def text(self, name: str, *, longest: int = 4096) -> str:
-        """A string that can be encoded as UTF-8."""
-        value = self._fields.get(name)
-        if not isinstance(value, str) or len(value) > longest:
-            raise self.refused(f"{name!r} is no text of up to {longest} letters")
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:  # half a surrogate
-            raise self.refused(f"{name!r} holds broken text") from error
-        return value
+        """A string of up to ``longest`` letters."""
+        return self._read(name, Annotated[str, msgspec.Meta(max_length=longest)], str)
 
     def name(self, name: str) -> str:
         """A plain name of a replica, a node or a snapshot; never a path."""
-        return self._read(name, values.plain_name)
+        return self._read(name, PlainName, str)
 
     def maybe_text(self, name: str, *, longest: int = 4096) -> str | None:
         """A string as :meth:`text` reads it; None if the field is missing."""
@@ -138,20 +123,19 @@ class Fields:
 
     def flag(self, name: str) -> bool:
         """True or false; false if it is missing."""
-        return name in self and self._read(name, values.flag)
+        return self._read(name, bool | None, bool)
 
     def objects(self, name: str) -> list[Fields]:
         """A list of objects."""
-        return [Fields(value, self._what, wrong=self._wrong) for value in self._read(name, values.items)]
+        return [Fields(value, self._what, wrong=self._wrong) for value in self._read(name, list[Any], list)]
 
     def uuid(self, name: str) -> UUID:
         """A UUID."""
-        return self._read(name, values.uuid)
+        return self._read(name, str, UUID)
 
     def cursor(self, name: str) -> Cursor:
         """A cursor as text."""
-        self.text(name, longest=128)
-        return self._read(name, values.cursor)
+        return self._read(name, Any, values.cursor)
 
     def maybe_cursor(self, name: str) -> Cursor | None:
         """A cursor as text; None if the field is missing."""
@@ -159,12 +143,7 @@ class Fields:
 
     def maybe_proof(self, name: str) -> SourceProof | None:
         """The proof of an ingested source, or None."""
-        found = self.maybe_text(name)
-        return None if found is None else self._read(name, lambda _: SourceProof.parse(found))
-
-    def maybe_fingerprint(self, name: str) -> int | None:
-        """The fingerprint of a batch, or None."""
-        return self._read(name, fingerprint_of)
+        return self._read(name, str, SourceProof.parse) if name in self else None
 
 
 def cursor_fields(cursor: Cursor) -> dict[str, Any]:
@@ -175,10 +154,12 @@ def cursor_fields(cursor: Cursor) -> dict[str, Any]:
 
 def read_cursor(fields: Mapping[str, Any]) -> Cursor:
     """The cursor in these fields; ``ValueError``, ``KeyError`` or ``TypeError`` for anything else."""
-    numbers = (fields["next"], fields["term"])
-    if not all(type(number) is int and 0 <= number <= LARGEST_NUMBER for number in numbers):
-        raise ValueError(f"{str(numbers)[:80]} are no position and term")
-    return Cursor(UUID(fields["log_id"]), *numbers, fingerprint_of(fields.get("fingerprint")))
+    return Cursor(
+        msgspec.convert(fields["log_id"], UUID),
+        values.natural(fields["next"]),
+        values.natural(fields["term"]),
+        fingerprint_of(fields.get("fingerprint")),
+    )
 
 
 def write_fields(fields: Mapping[str, Any]) -> bytes:

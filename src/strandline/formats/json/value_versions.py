@@ -9,12 +9,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypedDict
 
-from strandline.model.json_values import natural, text
+import msgspec
 
 _MOST: Final = 10_000
 """Limit on versions: each is read whenever the log is opened."""
+
+
+class _StoredVersion(TypedDict):
+    version: int
+    format: str
+    schema: dict[str, Any]
+
+
+_StoredVersions: Final = Annotated[list[_StoredVersion], msgspec.Meta(max_length=_MOST)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +58,11 @@ def version_fields(versions: Sequence[ValueVersion]) -> dict[str, Any]:
 
 def read_versions(fields: Mapping[str, Any]) -> tuple[ValueVersion, ...]:
     """The versions in ``log.json``; formats may be unknown. Raises ``ValueError``, ``KeyError`` or ``TypeError``."""
-    found = fields.get("values", [])
-    if not isinstance(found, list) or len(found) > _MOST:
-        raise ValueError("'values' is no list of versions")
+    found = msgspec.convert(fields.get("values", []), _StoredVersions)
     try:
-        versions = tuple(
-            ValueVersion.of(natural(one["version"]), text(one["format"]), _object(one["schema"])) for one in found
-        )
+        versions = tuple(ValueVersion.of(one["version"], one["format"], one["schema"]) for one in found)
     except RecursionError as error:
         raise ValueError("a schema nests too deep") from error
     if [version.number for version in versions] != list(range(1, len(versions) + 1)):
         raise ValueError("the versions of 'values' are not numbered from 1")
     return versions
-
-
-def _object(value: object) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError("the schema of a version is no object")  # noqa: TRY004 - the bytes are wrong
-    return value

@@ -7,8 +7,8 @@ from typing import Final
 
 from strandline.errors import CorruptData
 from strandline.formats.json.checked import decode_checked, encode_checked
-from strandline.model.json_values import items, read_record
-from strandline.model.node import NodeState, Peer
+from strandline.model.json_values import read_record
+from strandline.model.node import NodeState
 
 KIND: Final = "strandline-node"
 VERSION: Final = 1
@@ -25,8 +25,7 @@ def decode_node(data: bytes, where: str) -> NodeState:
     """Decode a state; damage is ``CorruptData``, never a node without history."""
     try:
         fields = decode_checked(data, KIND, VERSION)
-        peers = tuple(read_record(Peer, peer, optional=("divergences",)) for peer in items(fields.get("peers")))
-        return read_record(NodeState, fields, optional=_ADDED, peers=peers)
+        return read_record(NodeState, fields, optional=_ADDED)
     except (KeyError, ValueError) as error:
         raise CorruptData(
             f"{where} is damaged: {error}. It holds the terms that this node must refuse, and nothing is done without "

@@ -8,13 +8,15 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import NoneType
 from typing import Final, TypeAlias
 from uuid import UUID
+
+import msgspec
 
 from strandline.errors import InvalidInput
 from strandline.formats.json.checked import damage, decode_checked, encode_checked
 from strandline.formats.json.fields import Fields, write_record
+from strandline.model.arguments import Natural
 from strandline.model.cursor import Cursor
 from strandline.model.json_values import PlainName
 
@@ -31,7 +33,7 @@ class ReadTicket:
 
     since: Cursor | None = None
     """None for everything that is retained."""
-    upto: int | None = None
+    upto: Natural | None = None
     """None for the current end; with ``follow``, for no end."""
     follow: bool = False
     columns: tuple[str, ...] | None = None
@@ -42,7 +44,7 @@ class FeedTicket:
     """Log batches for a replica, up to the durable end, without an end."""
 
     replica: PlainName
-    term: int
+    term: Natural
     since: Cursor
 
 
@@ -58,11 +60,11 @@ class FileTicket:
     """A piece of a snapshot's file: from a byte on, about ``limit`` bytes."""
 
     replica: PlainName
-    term: int
+    term: Natural
     snapshot: PlainName
     path: str
-    offset: int
-    limit: int
+    offset: Natural
+    limit: Natural
 
 
 Ticket: TypeAlias = ReadTicket | FeedTicket | ReportTicket | FileTicket
@@ -83,9 +85,9 @@ def decode_ticket(data: bytes | memoryview) -> Ticket:
         fields.only("replica", "term", "since")
         if "term" not in fields and "since" not in fields:
             return fields.record(ReportTicket)
-        return fields.record(FeedTicket)
+        return fields.record(FeedTicket, since=fields.cursor("since"))
     fields.only("since", "upto", "follow", "columns")
-    return fields.record(ReadTicket, follow=fields.flag("follow"))
+    return fields.record(ReadTicket, follow=fields.flag("follow"), since=fields.maybe_cursor("since"))
 
 
 # --- signed tickets --------------------------------------------------------------------------------------------
@@ -104,9 +106,9 @@ class SpanTicket:
     """The right to read offsets ``first`` up to ``next`` of a log until a time, and nothing else."""
 
     log_id: UUID
-    first: int
-    next: int
-    expires: int
+    first: Natural
+    next: Natural
+    expires: Natural
     """In microseconds since the epoch, by the clock of the node that signed it."""
     name: str = ""
     """The caller that planned the read, whose limits apply; empty where callers have no names."""
@@ -194,16 +196,10 @@ def key_columns(keys: Sequence[TicketKey]) -> tuple[list[str], list[int | None]]
 
 def keys_of(texts: object, until: object = None) -> tuple[TicketKey, ...]:
     """The inverse of :func:`key_columns`; ``ValueError`` for anything else. Earlier versions have no ``until``."""
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError("keys are texts")
-    keys = tuple(bytes.fromhex(text) for text in texts)
+    keys = tuple(map(bytes.fromhex, msgspec.convert(texts, list[str])))
     if any(len(key) != _KEY_BYTES for key in keys):
         raise ValueError(f"a key has {_KEY_BYTES} bytes")
-    times = [None] * len(keys) if until is None else until
-    if (
-        not isinstance(times, list)
-        or len(times) != len(keys)
-        or any(type(each) not in (int, NoneType) for each in times)
-    ):
+    times = [None] * len(keys) if until is None else msgspec.convert(until, list[int | None])
+    if len(times) != len(keys):
         raise ValueError("each key has the time until which it verifies")
-    return tuple(TicketKey(key, time) for key, time in zip(keys, times, strict=True))
+    return tuple(map(TicketKey, keys, times))

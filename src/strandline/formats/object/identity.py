@@ -6,17 +6,13 @@ from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
+import msgspec
+
 from strandline.errors import CorruptData
 from strandline.formats.json.checked import check_checksum, damage, decode_description, sealed
 from strandline.formats.json.slots import read_slot, slot_fields
 from strandline.formats.json.value_versions import ValueVersion, read_versions, version_fields
-from strandline.model.json_values import (
-    natural,
-    parse_object,
-    read_record,
-    stamp_fields,
-    text,
-)
+from strandline.model.json_values import natural, parse_object, read_record, stamp_fields
 from strandline.model.retention import (
     FOREVER,
     NO_LIMITS,
@@ -81,10 +77,10 @@ def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
     )
     with damage(where, _ADVICE):
         return LogIdentity(
-            UUID(fields["log_id"]),
+            msgspec.convert(fields["log_id"], UUID),
             natural(fields["version"]),
             natural(fields["min_reader"]),
-            text(fields["value_format"]),
+            msgspec.convert(fields["value_format"], str),
             parse_retention(fields["retention"]),
             SlotLimits(natural(fields.get("slot_lag_bytes", 0)), natural(fields.get("slot_idle_seconds", 0))),
             read_versions(fields),

@@ -28,7 +28,8 @@ from strandline.formats.checksum import crc32c
 from strandline.formats.json.fields import Fields
 from strandline.formats.segment.batches import BATCHES_KEY, SegmentBatches
 from strandline.formats.segment.thrift import BINARY, LIST, STRUCT, ThriftReader
-from strandline.model.json_values import fingerprint_text
+from strandline.model.arguments import Natural, Signed
+from strandline.model.json_values import fingerprint_of, fingerprint_text
 from strandline.model.records import READ_SCHEMA, TIMESTAMP
 
 VERSION: Final = 1
@@ -110,13 +111,13 @@ class SegmentFacts:
     """Metadata in the file itself; equal to that in the events, and enough to list segments without them."""
 
     log_id: UUID
-    partition: int
+    partition: Natural
     segment: UUID
-    start: int
-    end: int
+    start: Natural
+    end: Natural
     """The last offset, inclusive."""
-    terms: tuple[tuple[int, int], ...]
-    max_timestamp: int
+    terms: tuple[tuple[Natural, Natural], ...]
+    max_timestamp: Signed
     """The newest time of a record, in milliseconds."""
     fingerprint: int | None = field(default=None, compare=False)
     """Fingerprint of the batch with the last record, as in the cursor after it; not in events. None: unknown."""
@@ -147,8 +148,7 @@ class SegmentFacts:
         facts = fields.record(
             cls,
             log_id=fields.uuid("log"),
-            max_timestamp=fields.whole("max_timestamp"),
-            fingerprint=fields.maybe_fingerprint("fingerprint"),
+            fingerprint=fields.decoded(lambda found: fingerprint_of(found.get("fingerprint"))),
         )
         ascends = all(term < later and at <= start for (term, at), (later, start) in pairwise(facts.terms))
         if facts.start > facts.end or not facts.terms or not ascends or facts.terms[0][1] > facts.start:

@@ -11,14 +11,12 @@ from strandline.errors import InvalidInput, UnsupportedVersion
 from strandline.formats.json.checked import damage
 from strandline.formats.json.fields import cursor_fields, read_cursor
 from strandline.model.json_values import LARGEST, has_too_many_values, natural, parse_object, read_record, stamp_fields
-from strandline.model.snapshot import Artifact, Pointer, Snapshot, SnapshotFile
+from strandline.model.snapshot import Artifact, Pointer, Snapshot
 from strandline.model.stamp import Stamped
 
 SCHEMA_VERSION: Final = 1
 
 _KIND: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_HASH: Final = re.compile(r"[0-9a-f]{64}")
-_LONGEST_PATH: Final = 1024
 
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
@@ -56,53 +54,29 @@ def decode_snapshot(data: bytes | memoryview, where: str, folder: str) -> Snapsh
 
 def _checked(fields: dict[str, Any], folder: str) -> Snapshot:
     """The snapshot in these fields; ``ValueError`` and similar say what is wrong."""
-    kind, cursor = fields["kind"], fields["cursor"]
-    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
-        raise ValueError(f"{kind!r} cannot be a kind")
-    return Snapshot(
-        folder=folder,
-        kind=kind,
-        kind_version=natural(fields["kind_version"]),
-        cursor=read_cursor(cursor),
-        created=natural(fields["created"]),
-        files=_files(fields["files"]),
-    )
-
-
-def _files(rows: object) -> tuple[SnapshotFile, ...]:
-    if not isinstance(rows, list):
-        raise ValueError("its files are no list")  # noqa: TRY004 - the bytes are wrong, not the program
-    files = tuple(SnapshotFile(_path(row["path"]), natural(row["size"]), _hash(row["sha256"])) for row in rows)
-    paths = {file.path for file in files}
-    if len(paths) != len(files):
+    snapshot = read_record(Snapshot, fields, folder=folder, cursor=read_cursor(fields["cursor"]))
+    if not _KIND.fullmatch(snapshot.kind):
+        raise ValueError(f"{snapshot.kind!r} cannot be a kind")
+    paths = {file.path for file in snapshot.files}
+    if len(paths) != len(snapshot.files):
         raise ValueError("it lists a file twice")
     for path in paths:
+        _check_path(path)
         pieces = path.split("/")
         if any("/".join(pieces[:depth]) in paths for depth in range(1, len(pieces))):
             raise ValueError(f"{path!r} is listed below another file")
-    return files
+    return snapshot
 
 
-def _path(path: object) -> str:
-    if not isinstance(path, str) or not 0 < len(path) <= _LONGEST_PATH:
-        raise ValueError(f"{str(path)[:80]!r} cannot be a path")
+def _check_path(path: str) -> None:
     path.encode()  # half a surrogate is a ValueError
     strange = any(piece in ("", ".", "..") for piece in path.split("/"))
     # A backslash is a separator on other systems: such a path would leave data/ there.
     if strange or "\\" in path or any(ord(letter) < ord(" ") for letter in path):
         raise ValueError(f"{path!r} is no plain path below data/")
-    return path
-
-
-def _hash(text: object) -> str:
-    if not isinstance(text, str) or not _HASH.fullmatch(text):
-        raise ValueError(f"{str(text)[:80]!r} is no SHA-256")
-    return text
 
 
 VERSION: Final = 1
-
-_LOCATION: Final = re.compile(r"payloads/[0-9]{16}/[0-9a-z-]{1,160}")
 
 
 class PointerCodec:
@@ -131,29 +105,11 @@ class PointerCodec:
             if kind != "strandline-snapshot-pointer" or type(version) is not int or version < VERSION:
                 raise ValueError(f"{str(kind)[:80]!r} is no snapshot pointer")
             if version == VERSION:
-                return _state(fields)
+                found = fields["current"]
+                if found is not None:
+                    cursor, part = read_cursor(found["cursor"]), max(1, natural(found["part"]))
+                    found = read_record(Artifact, found, cursor=cursor, part=part)
+                return read_record(Stamped, fields, value=read_record(Pointer, fields, current=found))
         raise UnsupportedVersion(
             f"{where} is of version {version}, and this program reads version {VERSION}: upgrade strandline."
         )
-
-
-def _state(fields: dict[str, Any]) -> Stamped[Pointer]:
-    found = fields["current"]
-    current = None if found is None else _artifact(found)
-    pointer = read_record(Pointer, fields, current=current)
-    for row in pointer.superseded:
-        _check(_LOCATION, row.location)
-    return read_record(Stamped, fields, value=pointer)
-
-
-def _artifact(fields: dict[str, Any]) -> Artifact:
-    cursor, part = read_cursor(fields["cursor"]), max(1, natural(fields["part"]))
-    artifact = read_record(Artifact, fields, cursor=cursor, part=part)
-    _check(_LOCATION, artifact.location)
-    _check(_HASH, artifact.sha256)
-    return artifact
-
-
-def _check(pattern: re.Pattern[str], found: str) -> None:
-    if not pattern.fullmatch(found):
-        raise ValueError(f"{found[:80]!r} is no payload or hash")

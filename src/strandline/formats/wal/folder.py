@@ -11,14 +11,17 @@ from dataclasses import asdict, dataclass
 from typing import Final
 from uuid import UUID
 
+import msgspec
+
 from strandline.errors import CorruptData
 from strandline.formats.json.checked import damage, decode_checked, decode_description, encode_checked, with_checksum
 from strandline.formats.json.slots import read_slots, slot_fields
 from strandline.formats.json.value_versions import ValueVersion, read_versions, version_fields
 from strandline.formats.object.identity import OPEN_OBJECT_LOG
 from strandline.formats.source_proofs import rows_with_proofs, without_proof_rows
+from strandline.model.arguments import Natural, Signed
 from strandline.model.head import SourceProof, WriterId, WriterState, proof_of, proven
-from strandline.model.json_values import natural, parse_json, read_record, text, whole
+from strandline.model.json_values import natural, parse_json, read_record
 from strandline.model.retention import SlotState
 
 KIND: Final = "strandline-wal"
@@ -30,6 +33,7 @@ _WRITERS: Final = "writers"
 _WRITER: Final = "writer"
 _NUMBER: Final = "number"
 _PROOF: Final = "proof"
+_WriterRow = tuple[WriterId, Signed, Signed, Signed, Signed, Signed]
 
 
 # --- identity --------------------------------------------------------------------------------------------------
@@ -53,7 +57,7 @@ def decode_wal_values(data: bytes, where: str) -> tuple[UUID, tuple[ValueVersion
         advice="Restore the file.",
     )
     with damage(where, "Restore the file."):
-        return UUID(text(fields["log_id"])), read_versions(fields)
+        return msgspec.convert(fields["log_id"], UUID), read_versions(fields)
 
 
 # --- start and slots -------------------------------------------------------------------------------------------
@@ -82,7 +86,7 @@ def decode_slots_file(data: bytes, where: str) -> SlotsFile:
         "from a backup, or let 'strandline wal repair --forget-slots' make one without slots, and create them again.",
     ):
         fields = decode_checked(data, SLOTS_KIND, FORMAT_VERSION)
-        return SlotsFile(UUID(text(fields["log_id"])), natural(fields["start"]), read_slots(fields["slots"]))
+        return SlotsFile(msgspec.convert(fields["log_id"], UUID), natural(fields["start"]), read_slots(fields["slots"]))
 
 
 # --- rewind in progress -----------------------------------------------------------------------------------------
@@ -93,19 +97,19 @@ class Rewinding:
     """The plan of a rewind, written before anything is truncated, so that the next opening can finish it."""
 
     log_id: UUID
-    to: int
+    to: Natural
     """The log's end afterwards."""
-    end: int
+    end: Natural
     """The log's end before."""
-    term: int
+    term: Natural
     """Term of the last remaining record."""
-    file: int
+    file: Natural
     """First offset of the file that is truncated."""
-    size: int
+    size: Natural
     """Bytes of it that stay."""
-    index_size: int
+    index_size: Natural
     """Bytes of its index that stay."""
-    begins: int
+    begins: Natural
     """First offset of the file that replaces the truncated frame."""
     quarantine: str
     """The folder with everything from ``to`` on."""
@@ -160,13 +164,8 @@ def lead_metadata(log_id: UUID, writers: Iterable[tuple[WriterId, WriterState]])
 def lead_of(metadata: Mapping[bytes, bytes], where: str) -> tuple[UUID, dict[WriterId, WriterState]]:
     """The log that a file belongs to, and the last append of each writer before it."""
     try:
-        rows = parse_json(metadata[_WRITERS.encode()])
-        found = [(WriterId(UUID(hex=text(row[0]))), _state(row)) for row in rows]
+        rows = msgspec.convert(parse_json(metadata[_WRITERS.encode()]), list[_WriterRow])
+        found = ((row[0], WriterState(row[1], row[2], row[3], row[4], row[5])) for row in rows)
         return UUID(metadata[_LOG.encode()].decode()), without_proof_rows(found)
-    except (KeyError, ValueError, TypeError, IndexError) as error:
+    except (KeyError, ValueError) as error:
         raise CorruptData(f"{where} is damaged: its beginning cannot be read ({error!r}).") from error
-
-
-def _state(row: list[object]) -> WriterState:
-    number, sequence, first, count, listed = map(whole, row[1:])
-    return WriterState(number, sequence, first, count, listed)

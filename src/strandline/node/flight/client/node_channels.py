@@ -32,6 +32,7 @@ from strandline.model.addresses import as_address, refuse_credentials, split_add
 from strandline.model.cursor import Bounds
 from strandline.node.flight.client.channel import Channel
 from strandline.node.flight.security import ClientSecurity, is_loopback
+from strandline.node.message_json import read_status
 from strandline.node.messages import NodeStatus
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -352,7 +353,7 @@ class NodeChannels:
 
 
 def _status(channel: Channel) -> NodeStatus:
-    return channel.ask("status").record(NodeStatus)
+    return read_status(channel.ask("status"))
 
 
 def _committed(status: NodeStatus | None) -> int:

@@ -40,7 +40,7 @@ from strandline.node.flight.wire.streams import schema_of_columns
 from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.members.rules import AddNode, CancelChange, Change, RemoveNode, SetPolicy
 from strandline.node.members.steps import MembersApi
-from strandline.node.message_json import read_commit, read_node_slots
+from strandline.node.message_json import read_commit, read_node_slots, read_status
 from strandline.node.messages import WAIT, Commit, NodeSlots, NodeStatus, Plan, TimedOut, Topology
 from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.closing import Closing
@@ -308,7 +308,7 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
 
     def status(self) -> NodeStatus:
         """Role, position and health of this node; with several addresses, of the one that leads."""
-        return self._nodes.ask_primary("status", may_repeat=True).record(NodeStatus)
+        return read_status(self._nodes.ask_primary("status", may_repeat=True))
 
     def promote(self, *, force: bool = False, timeout: float = 60.0) -> Topology:
         """Make this node the primary, if nothing committed can be lost by that. Takes the address of one node."""
