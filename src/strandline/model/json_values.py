@@ -49,7 +49,8 @@ def has_too_many_values(data: bytes | memoryview) -> bool:
 def parse_json(data: bytes | memoryview, largest: int = LARGEST) -> Any:
     """The value in these bytes; ``ValueError`` if they are malformed or too large, or hold half a surrogate."""
     if len(data) > largest or has_too_many_values(data):
-        raise ValueError(f"{len(data):,} bytes are too large for a JSON document")
+        most = f"{largest:,}, and {MOST_VALUES:,} values"
+        raise ValueError(f"{len(data):,} bytes are too large for a JSON document, which has no more than {most}")
     raw = bytes(data)
     try:
         found = json.loads(raw)
