@@ -10,10 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from strandline.errors import CorruptData, StorageError, StrandlineError
-from strandline.formats.wal.frame import Ending
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import data_name
-from strandline.log.wal.read.catalog import damaged_file
 from strandline.log.wal.recover import repair
 from strandline.log.wal.recover import scan_tail as examine
 from strandline.log.wal.slots import WalSlots
@@ -59,11 +57,10 @@ def test_a_twin_that_acknowledges_before_the_sync_is_caught(monkeypatch):
 
 @pytest.mark.matrix
 def test_a_twin_that_takes_damage_above_the_mark_for_corruption_is_caught(monkeypatch):
-    def refuse(path, found, mark):
-        if found.stop.ending is not Ending.CLEAN:
-            raise damaged_file(path, found.stop.at, "it is not whole")
+    def refuse(check, *_, **__):
+        return [(problem._replace(why="it is not whole"), False) for problem in check.problems]
 
-    monkeypatch.setattr(examine, "_refuse", refuse)
+    monkeypatch.setattr(examine, "tail_problems", refuse)
     with pytest.raises(CorruptData, match="not whole"):
         explore()
 
@@ -81,7 +78,7 @@ def test_a_twin_that_takes_damage_below_the_mark_for_a_torn_tail_is_caught(monke
             open_on(disk)
 
     lose_the_middle()
-    monkeypatch.setattr(examine, "_refuse", lambda *_: None)
+    monkeypatch.setattr(examine, "tail_problems", lambda *_, **__: ())
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         lose_the_middle()
 

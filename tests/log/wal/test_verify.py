@@ -22,8 +22,8 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import firsts_in, salt_of
 from strandline.log.wal.recover.manual_repair import plan_repair, repair_log
 from strandline.log.wal.recover.repair import rebuild_index
-from strandline.log.wal.recover.scan_tail import Hole, walk
 from strandline.log.wal.recover.verify import WalVerification, verify
+from strandline.log.wal.recover.walk import Hole, walk
 from strandline.model.head import WriterId
 from strandline.model.records import Op, record_batch
 from strandline.storage.clock import CLOCK

@@ -18,7 +18,8 @@ from strandline.formats.wal.index import decode_index, new_chain
 from strandline.formats.wal.mark import Mark
 from strandline.log.wal.names import TORN, data_name, firsts_in, index_name, read_holder, salt_of
 from strandline.log.wal.read.watermark import MARK_READS, read_mark
-from strandline.log.wal.recover.scan_tail import Hole, examine_files, read_log_json, read_slots_file, walk
+from strandline.log.wal.recover.scan_tail import examine_files, read_log_json, read_slots_file
+from strandline.log.wal.recover.walk import Hole, walk
 from strandline.storage.clock import boot_id
 from strandline.storage.disk import DISK, Disk, FolderRow
 

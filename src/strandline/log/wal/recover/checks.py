@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 from uuid import UUID
 
 from strandline.errors import CorruptData
+from strandline.formats.arrow.block import read_metadata
 from strandline.formats.wal.folder import SlotsFile, append_of, lead_of
 from strandline.formats.wal.frame import Ending, Frame, decode_frame
 from strandline.formats.wal.index import Index, IndexEntry
 from strandline.log.findings import Finding, FindingKind, Severity
 from strandline.log.slots.trimming import retained_first
 from strandline.log.wal.names import LEAD, salt_of
-from strandline.log.wal.read.catalog import Located
-from strandline.log.wal.recover.scan_tail import Hole
-from strandline.log.wal.write.journal import INDEX_BYTES, INDEX_FRAMES
+from strandline.log.wal.read.catalog import Located, damaged_file
+from strandline.log.wal.recover.walk import Hole
+from strandline.log.wal.write.journal import INDEX_BYTES, INDEX_FRAMES, JournalPosition
 from strandline.log.writers.source import remembered
 from strandline.model.head import WriterId, WriterState, proof_of
 
@@ -37,129 +37,165 @@ class FileProblem(NamedTuple):
     """Whether opening cuts the file there, if nothing from there on was acknowledged."""
 
 
-@dataclass(slots=True)
-class FileFacts:
-    """Facts about one file."""
-
-    path: str
-    first: int
-    size: int
-    next: int
-    """One past the last offset found."""
-    term: int
-    is_begun: bool = False
-    """Whether its first frame is valid."""
-    frames: int = 0
-    records: int = 0
-    durable: int = 0
-    """Everything below this offset was durable, according to its frames and its index."""
-    written: int = 0
-    """Time of the last frame found, in milliseconds; 0 if there is none."""
-    problems: list[FileProblem] = field(default_factory=list)
-    index: str | None = None
-    """What is wrong with its index, or None."""
-
-
 class FileCheck:
-    """Checks the frames of a file in order: each must continue the one before. Pure."""
+    """Checks the frames of a file in order: each must continue the one before. Pure.
 
-    def __init__(self, path: str, first: int, size: int, *, log_id: UUID, term: int, index: Index) -> None:
-        self.facts = FileFacts(path, first, size, first, term)
+    Everything up to the first problem is valid: ``place`` is the end of that.
+    """
+
+    def __init__(
+        self, path: str, first: int, size: int, *, log_id: UUID, term: int = 0, index: Index | None = None
+    ) -> None:
+        """With an ``index`` that is compared, the records of each frame are decoded, too."""
+        self.path = path
+        self.first = first
+        self.size = size
+        self.place = JournalPosition(first, 0, first, term, 0, {})
+        self.at = 0
+        """The byte after the last piece."""
+        self.next = first
+        """One past the last offset found."""
+        self.term = term
+        self.is_begun = False
+        """Whether its first frame is valid."""
+        self.begins = 0
+        """The byte of the first frame with records."""
+        self.frames = self.records = 0
+        self.durable = 0
+        """Everything below this offset was durable, according to its frames and its index."""
+        self.written = 0
+        """Time of the last frame found, in milliseconds; 0 if there is none."""
+        self.problems: list[FileProblem] = []
         self._log_id = log_id
         self._salt = salt_of(log_id)
-        self._index = IndexCheck(index)
+        self._index = None if index is None else IndexCheck(index)
         self._past_hole = False
 
     @property
     def has_too_many_problems(self) -> bool:
         """Whether the limit of reported problems is reached."""
-        return len(self.facts.problems) >= MOST_PROBLEMS
+        return len(self.problems) >= MOST_PROBLEMS
 
-    def take(self, found: Frame | Hole) -> None:
-        """Check the next piece."""
+    def take(self, found: Frame | Hole) -> tuple[Located, Mapping[WriterId, WriterState]] | None:
+        """Check the next piece; returns the frame and its writer, if it has records and continues the valid part."""
         if isinstance(found, Hole):
             kind = FindingKind.VERSION if found.ending is Ending.UNSUPPORTED else FindingKind.FRAME
             self._add(found.at, found.upto, kind, found.why)
-            self._index.lost(found.upto)
             self._past_hole = True
-        elif found.start == 0:
-            self._begin(found)
-        else:
-            self._follow(found)
+            if self._index is not None:
+                self._index.lost(found.upto)
+            self.at = found.upto
+            return None
+        self.at = found.end
+        if found.start:
+            return self._follow(found)
+        self._begin(found)
+        return None
+
+    def skip(self, entries: Sequence[IndexEntry]) -> None:
+        """Continue after the last entry of the file's index: everything before it was durable, and is not read."""
+        entry, place = entries[-1], self.place
+        for known in entries:
+            place.writers.update(known.writers)
+        place.size, place.next, place.term, place.timestamp = entry.position, entry.offset, entry.term, entry.timestamp
+        self.at, self.next, self.term, self.durable = entry.position, entry.offset, entry.term, entry.offset
 
     def _begin(self, frame: Frame) -> None:
-        facts, info = self.facts, frame.info
-        facts.is_begun = True
+        info, place = frame.info, self.place
+        self.is_begun = True
         try:
-            owner, _ = lead_of(decode_frame(frame, facts.path).metadata, facts.path)
+            owner, writers = lead_of(decode_frame(frame, self.path).metadata, self.path)
         except CorruptData as error:
             self._add(0, frame.end, FindingKind.FRAME, _reason(error), is_cut=False)
             return
-        if owner != self._log_id or info.first != facts.first + 1 or info.flags != self._salt | LEAD or info.count:
-            why = f"it is a file of log {owner} that begins at offset {info.first - 1}"
+        if owner != self._log_id or info.first != self.first + 1 or info.flags != self._salt | LEAD or info.count:
+            why = f"it is a file of log {owner} that begins at offset {info.first - 1}, and does not belong here"
             self._add(0, frame.end, FindingKind.CONTINUITY, why, is_cut=False)
         self._pass(frame)
-        self._index.begin(frame.end)
+        self.begins = place.size = frame.end
+        place.term, place.timestamp, place.writers = info.term, info.timestamp, writers
+        if self._index is not None:
+            self._index.begin(frame.end)
 
-    def _follow(self, frame: Frame) -> None:
-        facts, info = self.facts, frame.info
+    def _follow(self, frame: Frame) -> tuple[Located, Mapping[WriterId, WriterState]] | None:
+        info = frame.info
         if info.flags != self._salt or not info.count:
             self._add(
                 frame.start, frame.end, FindingKind.CONTINUITY, "the frame there is not one of this log's records"
             )
-            return
+            return None
         first = info.first - 1
         past_hole, self._past_hole = self._past_hole, False
-        if past_hole and first > facts.next:  # the missing offsets were in the hole: one problem, not two
-            hole = facts.problems[-1]
-            lost = f"offset {facts.next} is" if first == facts.next + 1 else f"offsets {facts.next} to {first - 1} are"
-            facts.problems[-1] = hole._replace(why=f"{hole.why}; {lost} lost")
-        elif first > facts.next:
-            why = f"it continues at offset {first} instead of {facts.next}"
+        if past_hole and first > self.next:  # the missing offsets were in the hole: one problem, not two
+            hole = self.problems[-1]
+            lost = f"offset {self.next} is" if first == self.next + 1 else f"offsets {self.next} to {first - 1} are"
+            self.problems[-1] = hole._replace(why=f"{hole.why}; {lost} lost")
+        elif first > self.next:
+            why = f"it continues at offset {first} instead of {self.next}"
             self._add(frame.start, frame.end, FindingKind.CONTINUITY, why)
-        elif first < facts.next:
-            why = f"offset {first} is there again, and {facts.next} should be there"
+        elif first < self.next:
+            why = f"offset {first} is there again, and {self.next} should be there"
             self._add(frame.start, frame.end, FindingKind.CONTINUITY, why)
         if info.durable > first:
             why = f"the frame of offset {first} says that everything below {info.durable} was durable before it"
             self._add(frame.start, frame.end, FindingKind.CONTINUITY, why, is_cut=False)
         else:
-            facts.durable = max(facts.durable, info.durable)
-        writers: dict[WriterId, WriterState] = {}
-        where = f"{facts.path} at byte {frame.start}"
+            self.durable = max(self.durable, info.durable)
+        writers = self._writers(frame)
+        self._pass(frame)
+        self.next = max(self.next, first + info.count)
+        self.frames += 1
+        self.written = info.timestamp
+        self.records += info.count
+        size = frame.end - frame.start
+        located = Located(self.path, frame.start, size, first, first + info.count, info.term, info.timestamp)
+        if self._index is not None:
+            self._index.passed(located, writers)
+        if self.problems:
+            return None
+        place = self.place
+        place.writers.update(writers)
+        place.size, place.next, place.term, place.timestamp = frame.end, located.next, info.term, info.timestamp
+        return located, writers
+
+    def _writers(self, frame: Frame) -> dict[WriterId, WriterState]:
+        info, where = frame.info, f"{self.path} at byte {frame.start}"
         try:
-            append = append_of(decode_frame(frame, where).metadata, where)
+            read = read_metadata(frame.block, where) if self._index is None else decode_frame(frame, where).metadata
+            append = append_of(read, where)
         except CorruptData as error:
             self._add(frame.start, frame.end, FindingKind.FRAME, _reason(error), is_cut=False)
-        else:
-            if append is not None:
-                writer, number = remembered(*append)
-                proof = proof_of(append[0])
-                writers[writer] = WriterState(number, first, first, info.count, info.timestamp * 1000, proof)
-        self._pass(frame)
-        facts.next = max(facts.next, first + info.count)
-        facts.frames += 1
-        facts.written = info.timestamp
-        facts.records += info.count
-        size = frame.end - frame.start
-        located = Located(facts.path, frame.start, size, first, first + info.count, info.term, info.timestamp)
-        self._index.passed(located, writers)
+            return {}
+        if append is None:
+            return {}
+        writer, number = remembered(*append)
+        first, written = info.first - 1, info.timestamp * 1000
+        return {writer: WriterState(number, first, first, info.count, written, proof_of(append[0]))}
 
     def _pass(self, frame: Frame) -> None:
-        facts, term = self.facts, frame.info.term
-        if term < facts.term:
-            self._add(frame.start, frame.end, FindingKind.CONTINUITY, f"the term goes down from {facts.term} to {term}")
-        facts.term = max(facts.term, term)
+        term = frame.info.term
+        if term < self.term:
+            self._add(frame.start, frame.end, FindingKind.CONTINUITY, f"the term goes down from {self.term} to {term}")
+        self.term = max(self.term, term)
 
     def _add(self, at: int, upto: int, kind: FindingKind, why: str, *, is_cut: bool = True) -> None:
-        self.facts.problems.append(FileProblem(at, upto, self.facts.next, kind, why, is_cut))
+        self.problems.append(FileProblem(at, upto, self.next, kind, why, is_cut))
 
-    def done(self, *, is_closed: bool, index_size: int | None) -> FileFacts:
-        """The facts, after the whole file was read; ``index_size`` is None without an index."""
-        facts = self.facts
-        facts.index = self._index.judged(is_closed=is_closed, size=index_size)
-        facts.durable = max(facts.durable, self._index.durable)
-        return facts
+    def done(self) -> None:
+        """Called after the last piece: a file without any is damaged."""
+        if not self.is_begun and not self.problems:
+            self._add(0, 0, FindingKind.FRAME, "it is empty")
+        if self._index is not None:
+            self.durable = max(self.durable, self._index.durable)
+
+    def refuse(self) -> None:
+        """``CorruptData`` for the first problem."""
+        for problem in self.problems:
+            raise damaged_file(self.path, problem.at, problem.why)
+
+    def index_problem(self, *, is_closed: bool, size: int | None) -> str | None:
+        """What is wrong with its index, or None; ``size`` is None without an index."""
+        return None if self._index is None else self._index.judged(is_closed=is_closed, size=size)
 
 
 class IndexCheck:
@@ -229,7 +265,7 @@ def _reason(error: CorruptData) -> str:
     return str(error).partition(" is damaged: ")[2].rstrip(".") or str(error).rstrip(".")
 
 
-def judge_closed(facts: FileFacts, following: int) -> Iterator[Finding]:
+def judge_closed(facts: FileCheck, following: int) -> Iterator[Finding]:
     """Findings of a file that another one follows: all of it was durable before that began."""
     for problem in facts.problems:
         if problem.offset >= following and problem.is_cut:
@@ -244,29 +280,33 @@ def judge_closed(facts: FileFacts, following: int) -> Iterator[Finding]:
         yield _damage(facts, FileProblem(facts.size, facts.size, facts.next, FindingKind.CONTINUITY, why))
 
 
-def judge_last(facts: FileFacts, durable: int, *, is_active: bool, may_be_written: bool) -> Iterator[Finding]:
-    """Findings of the last file; everything below the offset ``durable`` was acknowledged.
+def tail_problems(facts: FileCheck, durable: int, *, is_active: bool) -> Iterator[tuple[FileProblem, bool]]:
+    """The problems of the last file, up to a torn tail: the last one is True then, and nothing from there on counts.
 
-    ``is_active``: the file is known to have been begun; ``may_be_written``: a writer may be writing it now.
+    Everything below the offset ``durable`` was acknowledged. ``is_active``: the file is known to have been begun.
     """
     if not facts.is_begun and durable <= facts.first and not is_active:
-        if facts.problems and facts.problems[0].kind is FindingKind.VERSION:
-            yield _damage(facts, facts.problems[0])
-        else:
-            why = facts.problems[0].why if facts.problems else "it is empty"
-            yield _torn(facts, 0, f"it was never finished ({why})", may_be_written=may_be_written)
-        return
-    if not facts.is_begun and not facts.problems:
-        yield _damage(facts, FileProblem(0, 0, facts.first, FindingKind.FRAME, "it is empty"))
+        problem = facts.problems[0]
+        is_torn = problem.kind is not FindingKind.VERSION
+        yield (problem._replace(at=0, why=f"it was never finished ({problem.why})") if is_torn else problem), is_torn
         return
     for problem in facts.problems:
         if facts.is_begun and problem.is_cut and problem.kind is not FindingKind.VERSION and problem.offset >= durable:
-            yield _torn(facts, problem.at, problem.why, may_be_written=may_be_written)
+            yield problem, True
             return
-        yield _damage(facts, problem)
+        yield problem, False
     if facts.next < durable and not _ends_badly(facts):
         why = f"it ends at offset {facts.next}, and everything below {durable} was durable"
-        yield _damage(facts, FileProblem(facts.size, facts.size, facts.next, FindingKind.CONTINUITY, why))
+        yield FileProblem(facts.size, facts.size, facts.next, FindingKind.CONTINUITY, why), False
+
+
+def judge_last(facts: FileCheck, durable: int, *, is_active: bool, may_be_written: bool) -> Iterator[Finding]:
+    """Findings of the last file, as :func:`tail_problems`; ``may_be_written``: a writer may be writing it now."""
+    for problem, is_torn in tail_problems(facts, durable, is_active=is_active):
+        if is_torn:
+            yield _torn(facts, problem.at, problem.why, may_be_written=may_be_written)
+        else:
+            yield _damage(facts, problem)
 
 
 def judge_slots(path: str, kept: SlotsFile, end: int) -> Iterator[Finding]:
@@ -284,11 +324,11 @@ def judge_slots(path: str, kept: SlotsFile, end: int) -> Iterator[Finding]:
         )
 
 
-def _ends_badly(facts: FileFacts) -> bool:
-    return any(problem.upto == facts.size > 0 for problem in facts.problems)
+def _ends_badly(facts: FileCheck) -> bool:
+    return any(problem.upto == facts.size for problem in facts.problems)
 
 
-def _damage(facts: FileFacts, problem: FileProblem) -> Finding:
+def _damage(facts: FileCheck, problem: FileProblem) -> Finding:
     what = (
         "Upgrade strandline"
         if problem.kind is FindingKind.VERSION
@@ -300,12 +340,12 @@ def _damage(facts: FileFacts, problem: FileProblem) -> Finding:
     return Finding(Severity.DAMAGE, problem.kind, facts.path, message, problem.at)
 
 
-def _note(facts: FileFacts, problem: FileProblem, what: str) -> Finding:
+def _note(facts: FileCheck, problem: FileProblem, what: str) -> Finding:
     message = f"{facts.path}, from byte {problem.at} on: {what} ({problem.why})."
     return Finding(Severity.NOTE, FindingKind.TAIL, facts.path, message, problem.at)
 
 
-def _torn(facts: FileFacts, at: int, why: str, *, may_be_written: bool) -> Finding:
+def _torn(facts: FileCheck, at: int, why: str, *, may_be_written: bool) -> Finding:
     what = "unless it is being written, opening cuts it" if may_be_written else "opening cuts it"
     message = (
         f"{facts.path} has a torn tail of {facts.size - at} bytes from byte {at} on: {why}. Nothing in it was "

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from strandline.errors import AlreadyExists, CorruptData, NotALog, NotFound
 from strandline.formats.wal.folder import SlotsFile
@@ -75,8 +75,7 @@ def plan_repair(
         kept = read_slots_file(folder, log_id, disk=disk)
     else:
         kept = SlotsFile(log_id, min(firsts_in(disk.scan(folder))))
-    hidden = {f"{folder}/{index_name(first)}" for first in found.indexes}
-    examined = examine_files(folder, kept, disk=cast("Disk", _DiskWithout(disk, hidden)))
+    examined = examine_files(folder, kept, disk=disk, without=found.indexes)
     return _planned(folder, found, examined, forgotten)
 
 
@@ -168,19 +167,3 @@ def _set_slots_aside(folder: str, *, disk: Disk) -> None:
             number += 1
         else:
             return
-
-
-class _DiskWithout:
-    """A disk without some files, which must not be used."""
-
-    def __init__(self, disk: Disk, hidden: Collection[str]) -> None:
-        self._disk = disk
-        self._hidden = hidden
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._disk, name)
-
-    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
-        if path in self._hidden:
-            raise NotFound(f"There is nothing at {path}.")
-        return self._disk.read(path, start, length)

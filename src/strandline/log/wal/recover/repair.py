@@ -30,11 +30,12 @@ from strandline.log.wal.names import (
     salt_of,
     torn_name,
 )
-from strandline.log.wal.read.catalog import Located, damaged_file
-from strandline.log.wal.recover.scan_tail import Examined, Hole, Torn, located, walk
+from strandline.log.wal.read.catalog import damaged_file
+from strandline.log.wal.recover.checks import FileCheck
+from strandline.log.wal.recover.scan_tail import Examined, Torn
+from strandline.log.wal.recover.walk import walk
 from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import IndexWriter, JournalPosition, encode_lead
-from strandline.model.head import WriterId, WriterState
 from strandline.storage.clock import Chance
 from strandline.storage.disk import Disk, exists, replace_file
 
@@ -121,16 +122,12 @@ def rebuild_index(folder: str, log_id: UUID, first: int, *, disk: Disk) -> None:
     unchanged then.
     """
     path = f"{folder}/{data_name(first)}"
-    rows: list[tuple[Located, dict[WriterId, WriterState]]] = []
-    position = 0
-    for found in walk(path, disk.size(path), salt=salt_of(log_id), disk=disk):
-        if isinstance(found, Hole):
-            raise damaged_file(path, found.at, found.why)
-        if found.info.count:
-            rows.append(located(path, found))
-        else:
-            position = found.end
-    index = IndexWriter(folder, first, Index([], 0, new_chain(log_id, first)), position, disk=disk)
+    size = disk.size(path)
+    check = FileCheck(path, first, size, log_id=log_id)
+    pieces = walk(path, size, salt=salt_of(log_id), disk=disk)
+    rows = [found for piece in pieces if (found := check.take(piece)) is not None]
+    check.refuse()
+    index = IndexWriter(folder, first, Index([], 0, new_chain(log_id, first)), check.begins, disk=disk)
     with contextlib.closing(index):
         for frame, appends in rows:
             for writer, state in appends.items():
@@ -164,7 +161,9 @@ def write_identity(folder: str, log_id: UUID, values: Sequence[ValueVersion], *,
     replace_file(disk, identity, encode_wal_identity(log_id, values), temporary=f"{identity}{NEW}")
 
 
-def copy_range(source: str, start: int, end: int, target: str, *, lead: Sequence[bytes | memoryview] = (), disk: Disk) -> None:
+def copy_range(
+    source: str, start: int, end: int, target: str, *, lead: Sequence[bytes | memoryview] = (), disk: Disk
+) -> None:
     """Durably write bytes of a file of frames to a new file, after the frame ``lead``."""
     with contextlib.closing(disk.open_append(target)) as file:
         file.write(lead)

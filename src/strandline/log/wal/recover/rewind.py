@@ -18,8 +18,8 @@ import pyarrow as pa
 from strandline.errors import AlreadyExists, CorruptData, InvalidInput, NotFound
 from strandline.formats.arrow.block import Compression, Parts, encode_page
 from strandline.formats.wal.folder import Rewinding, decode_rewinding, encode_rewinding
-from strandline.formats.wal.frame import Frame, FrameInfo, Stop, decode_frame, encode_frame
-from strandline.formats.wal.index import INDEX_LEAD, decode_index, encode_entry, new_chain
+from strandline.formats.wal.frame import Frame, FrameInfo, decode_frame, encode_frame
+from strandline.formats.wal.index import INDEX_LEAD, encode_entry, new_chain
 from strandline.formats.wal.mark import NO_BOOT, Mark, encode_mark
 from strandline.log.slots.rules import put_at
 from strandline.log.wal.names import (
@@ -36,18 +36,17 @@ from strandline.log.wal.names import (
     salt_of,
 )
 from strandline.log.wal.read.catalog import damaged_file
+from strandline.log.wal.recover.checks import FileCheck
 from strandline.log.wal.recover.repair import copy_range, describe_copy, rebuild_index, remove_files, repair
 from strandline.log.wal.recover.scan_tail import (
     Examined,
-    Hole,
-    TailScan,
     examine,
     read_identity,
-    read_lead,
+    read_index,
     read_log_json,
     read_slots_file,
-    walk,
 )
+from strandline.log.wal.recover.walk import walk
 from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.log.writers.numbered import forget_silent
@@ -150,32 +149,21 @@ def _find_cut(folder: str, found: Examined, to: int, *, disk: Disk) -> _RewindCu
     first = max(first for first in found.firsts if first <= to)
     path = f"{folder}/{data_name(first)}"
     size = disk.size(path)
-    lead = read_lead(path, log_id, first, disk=disk)
-    if isinstance(lead, Stop):
-        raise damaged_file(path, 0, lead.why)
-    place = JournalPosition(first, lead.end, first, lead.info.term, lead.info.timestamp, lead.writers)
-    scan = TailScan(path, place, salt)
-    for frame in walk(path, size, salt=salt, disk=disk, start=lead.end):
-        if isinstance(frame, Hole):
-            raise damaged_file(path, frame.at, frame.why)
-        if frame.info.first + frame.info.count > to + 1:
-            if frame.info.first != place.next + 1 or frame.info.flags != salt:
-                raise damaged_file(path, frame.start, f"the frame there does not follow offset {place.next - 1}")
+    check = FileCheck(path, first, size, log_id=log_id)
+    for piece in walk(path, size, salt=salt, disk=disk):
+        holds = isinstance(piece, Frame) and piece.info.first + piece.info.count > to + 1
+        place = replace(check.place, writers=dict(check.place.writers)) if holds else check.place
+        check.take(piece)
+        check.refuse()
+        if isinstance(piece, Frame) and holds:
             forget_silent(place.writers)
-            return _RewindCut(path, place, size, frame, _index_size(folder, log_id, place, disk=disk))
-        stop = scan.take(frame)
-        if stop is not None:
-            raise damaged_file(path, stop.at, stop.why)
+            return _RewindCut(path, place, size, piece, _index_size(folder, log_id, place, disk=disk))
     raise damaged_file(path, size, f"it ends there, and offset {to} should be in it")
 
 
 def _index_size(folder: str, log_id: UUID, place: JournalPosition, *, disk: Disk) -> int:
     """Bytes of the index for frames up to a position."""
-    chain = new_chain(log_id, place.first)
-    try:
-        index = decode_index(disk.read(f"{folder}/{index_name(place.first)}"), chain)
-    except NotFound:
-        return 0
+    chain, index = new_chain(log_id, place.first), read_index(folder, log_id, place.first, disk=disk)
     size = len(INDEX_LEAD) if index.size else 0
     for entry in index.entries:
         if entry.position > place.size:

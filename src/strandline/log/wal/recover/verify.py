@@ -11,7 +11,7 @@ from uuid import UUID
 
 from strandline.errors import CorruptData, NotALog, NotFound, WrongKind
 from strandline.formats.wal.folder import SlotsFile, lead_of
-from strandline.formats.wal.frame import HEADER_SIZE, Frame, FrameScanner, Stop, decode_frame, frame_head
+from strandline.formats.wal.frame import HEADER_SIZE, FrameScanner, Stop, decode_frame, frame_head
 from strandline.formats.wal.index import decode_index, new_chain
 from strandline.formats.wal.mark import Mark
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
@@ -19,8 +19,9 @@ from strandline.log.folders import FolderKind, contents, refuse_others
 from strandline.log.wal import names
 from strandline.log.wal.migrated_spool import MIGRATED
 from strandline.log.wal.read.watermark import MARK_READS, read_mark
-from strandline.log.wal.recover.checks import FileCheck, FileFacts, judge_closed, judge_last, judge_slots
-from strandline.log.wal.recover.scan_tail import WINDOW, read_identity, read_slots_file, walk
+from strandline.log.wal.recover.checks import FileCheck, judge_closed, judge_last, judge_slots
+from strandline.log.wal.recover.scan_tail import read_identity, read_slots_file
+from strandline.log.wal.recover.walk import WINDOW, walk
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.segments import COLD_FILE, COLD_FOLDER
 from strandline.model.times import TOLERANCE
@@ -201,14 +202,9 @@ class _Verifier:
             else:
                 end = self._last(log_id, facts, mark)
                 self._times(facts)
-            if facts.index is not None:
-                self._result.indexes = (*self._result.indexes, first)
-                index = f"{self._folder}/{names.index_name(first)}"
-                text = f"{index} has to be rebuilt: {facts.index}. Run 'strandline wal repair'."
-                self._note(FindingKind.INDEX, index, text)
         return end
 
-    def _check_file(self, log_id: UUID, path: str, first: int, term: int, *, is_closed: bool) -> FileFacts:
+    def _check_file(self, log_id: UUID, path: str, first: int, term: int, *, is_closed: bool) -> FileCheck:
         # The index before the size: its entries are in the file by then, even while a writer appends.
         try:
             data: bytes | None = self._disk.read(f"{self._folder}/{names.index_name(first)}")
@@ -217,22 +213,25 @@ class _Verifier:
         size = self._disk.size(path)
         index = decode_index(data or b"", new_chain(log_id, first))
         check = FileCheck(path, first, size, log_id=log_id, term=term, index=index)
-        at = 0
         for found in walk(path, size, salt=names.salt_of(log_id), disk=self._disk):
+            before = check.at
             check.take(found)
-            upto = found.end if isinstance(found, Frame) else found.upto
-            self._on_progress(upto - at)
-            at = upto
+            self._on_progress(check.at - before)
             if check.has_too_many_problems:
                 break
-        facts = check.done(is_closed=is_closed, index_size=None if data is None else len(data))
+        check.done()
+        wrong = check.index_problem(is_closed=is_closed, size=None if data is None else len(data))
+        if wrong is not None:
+            self._result.indexes = (*self._result.indexes, first)
+            path = f"{self._folder}/{names.index_name(first)}"
+            self._note(FindingKind.INDEX, path, f"{path} has to be rebuilt: {wrong}. Run 'strandline wal repair'.")
         self._result.examined["files"] += 1
-        self._result.examined["frames"] += facts.frames
-        self._result.examined["records"] += facts.records
-        self._result.examined["bytes"] += at
-        return facts
+        self._result.examined["frames"] += check.frames
+        self._result.examined["records"] += check.records
+        self._result.examined["bytes"] += check.at
+        return check
 
-    def _last(self, log_id: UUID, facts: FileFacts, mark: Mark | None) -> int:
+    def _last(self, log_id: UUID, facts: FileCheck, mark: Mark | None) -> int:
         """Judge the last file by the mark at the start, or by a later one if nothing was written since."""
         durable = max(facts.first, 0 if mark is None else mark.next)
         now = read_mark(self._folder, log_id, disk=self._disk)
@@ -248,7 +247,7 @@ class _Verifier:
         offsets = [problem.offset for problem in facts.problems if problem.at == torn]
         return offsets[0] if offsets else facts.next
 
-    def _times(self, facts: FileFacts) -> None:
+    def _times(self, facts: FileCheck) -> None:
         """Report a last frame that is ahead of the present: one of two clocks is or was wrong."""
         ahead = facts.written * 1000 - self._clock.now()
         if ahead > TOLERANCE:
