@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from typing import Final, final
 from uuid import UUID
@@ -16,7 +15,7 @@ from strandline.log.wal.migrated_spool import refuse_changed_spool
 from strandline.log.wal.names import hold_lock
 from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.reading import WalReading
-from strandline.log.wal.read.span import CachedFrame, Tail, some_batches
+from strandline.log.wal.read.span import Tail, WalSpan, some_batches
 from strandline.log.wal.read.watermark import Published, View
 from strandline.log.wal.recover.repair import create_if_absent, repair, write_identity
 from strandline.log.wal.recover.rewind import finish_rewind
@@ -266,7 +265,7 @@ class WalLog(Produces, WalReading, Closing):
         """The durable, retained range now."""
         return self._published.view
 
-    def _frames(self, since: int, end: int) -> Iterator[CachedFrame]:
+    def _frames(self, since: int, end: int) -> Iterator[WalSpan]:
         while since < end:
             begins = self._tail.begins()
             if begins is not None and begins <= since:
@@ -277,7 +276,7 @@ class WalLog(Produces, WalReading, Closing):
                     since = held.next
             else:
                 for frame in self._catalog.frames(since, end if begins is None else min(begins, end)):
-                    yield CachedFrame(frame)
+                    yield WalSpan.of(frame, None, self.disk)
                     since = frame.next
 
     def newest(self, since: int, size: int) -> list[LogBatch]:
@@ -397,16 +396,9 @@ class WalLog(Produces, WalReading, Closing):
     def _is_closed(self) -> Exception:
         return LogClosed(f"The log in {self.folder} is closed: open it again.")
 
-    def _is_forked(self) -> Exception:
-        return self._origin.refusal()
-
     def _after_fork(self) -> None:
-        """In a forked child: change nothing of the parent's, and wait for no other thread."""
-        self._closed = True
-        self._start.lock = threading.Lock()
-        with self._held:  # closes this process's descriptor only
-            self._committer.after_fork(self._is_forked)
-            self.slots.after_fork(self._is_forked)
-            self._tail.after_fork()
-            self._published.after_fork(self._is_forked)
+        """In a forked child: refuse its handles, and close its descriptors, which changes nothing of the parent's."""
+        with self._held:
+            self._committer.after_fork(self._origin.refusal)
+            self._published.after_fork()
             self._journal.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, final
@@ -34,7 +33,7 @@ def write_slots_file(folder: str, kept: SlotsFile, *, disk: Disk) -> None:
     replace_file(disk, f"{folder}/{SLOTS_FILE}", encode_slots_file(kept), temporary=f"{folder}/{SLOTS_FILE}{NEW}")
 
 
-@bound_to_process(close=(), keep=("log_id", "after_fork"))
+@bound_to_process(close=(), keep=("log_id",))
 @final
 class WalSlots(SlotTable):
     """Slots that are durable before a change is answered. Safe in threads.
@@ -332,11 +331,6 @@ class WalSlots(SlotTable):
         with self._lock:
             self._refusal = refusal
             self._flush()
-
-    def after_fork(self, refusal: Callable[[], Exception]) -> None:
-        """In a forked child, where no thread may release the lock: callers must get the refusal without waiting."""
-        self._lock = threading.RLock()
-        self._refusal = refusal
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:

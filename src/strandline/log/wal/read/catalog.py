@@ -15,7 +15,6 @@ from strandline.formats.wal.index import Index, IndexEntry, decode_index, new_ch
 from strandline.log.wal.names import data_name, firsts_in, index_name
 from strandline.model.cursor import batch_fingerprint
 from strandline.storage.disk import Disk
-from strandline.storage.fork_check import call_in_child
 
 _WINDOW: Final = 64 << 10
 """Bytes read at a time when following frame headers."""
@@ -57,11 +56,6 @@ class Catalog:
         self._log_id = log_id
         self._disk = disk
         self._indexes: dict[int, Index] = {}
-        self._lock = threading.Lock()
-        call_in_child(self, Catalog.after_fork)
-
-    def after_fork(self) -> None:
-        """In a forked child, where no thread may release the lock; files and indexes are consistent at any moment."""
         self._lock = threading.Lock()
 
     def path(self, first: int) -> str:

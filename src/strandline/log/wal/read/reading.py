@@ -21,7 +21,7 @@ from strandline.log.slots.trimming import retention_start
 from strandline.log.wal.migrated_spool import refuse_changed_spool
 from strandline.log.wal.names import firsts_in
 from strandline.log.wal.read.catalog import Catalog
-from strandline.log.wal.read.span import CachedFrame, WalSpan
+from strandline.log.wal.read.span import WalSpan
 from strandline.log.wal.read.watermark import MARK_READS, View, read_mark
 from strandline.log.wal.recover.scan_tail import read_identity, read_log_json, read_slots_file
 from strandline.model.addresses import Address, as_folder
@@ -58,7 +58,7 @@ class WalReading(LogReading, ABC):
         """The durable, retained range now."""
 
     @abstractmethod
-    def _frames(self, since: int, end: int) -> Iterator[CachedFrame]:
+    def _frames(self, since: int, end: int) -> Iterator[WalSpan]:
         """The frames with these offsets, in order."""
 
     @property
@@ -152,10 +152,7 @@ class WalReading(LogReading, ABC):
     def _plan(self, since: Cursor, bounds: Bounds, limit: Limit) -> list[WalSpan]:
         looks_back = bool(since.term or since.fingerprint is not None) and since.next > bounds.first
         frames = _agreeing(since, self._frames(since.next - looks_back, bounds.next))
-        return [
-            WalSpan(held.frame, first, upto, held.records, self.disk)
-            for held, first, upto in plan_entries(frames, since.next, limit)
-        ]
+        return [held.part(first, upto) for held, first, upto in plan_entries(frames, since.next, limit)]
 
     def term_at(self, offset: Signed) -> int | None:
         """The term of the record at an offset; None if it is not retained, or not there yet.
@@ -226,7 +223,7 @@ class WalReading(LogReading, ABC):
                     raise
 
 
-def _agreeing(since: Cursor, frames: Iterator[CachedFrame]) -> Iterator[CachedFrame]:
+def _agreeing(since: Cursor, frames: Iterator[WalSpan]) -> Iterator[WalSpan]:
     """The frames from a cursor on; ``Diverged`` if the first of them, which may end there, is of another history."""
     for held in frames:
         term = held.frame.term
@@ -301,8 +298,8 @@ class WalReader(WalReading, Closing):
             "open it for writing once, which repairs it."
         )
 
-    def _frames(self, since: int, end: int) -> Iterator[CachedFrame]:
-        return map(CachedFrame, self._catalog.frames(since, end))
+    def _frames(self, since: int, end: int) -> Iterator[WalSpan]:
+        return (WalSpan.of(frame, None, self.disk) for frame in self._catalog.frames(since, end))
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until a record past the cursor is durable (True), or until the timeout (False); polls."""

@@ -6,7 +6,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -52,44 +52,17 @@ class Records:
         return self._batches
 
 
-class CachedFrame(NamedTuple):
-    """A frame, and its records if they are in memory."""
-
-    frame: Located
-    records: Records | None = None
-
-    @property
-    def first(self) -> int:
-        """The offset of its first record."""
-        return self.frame.first
-
-    @property
-    def next(self) -> int:
-        """One past the offset of its last record."""
-        return self.frame.next
-
-    @property
-    def size(self) -> int:
-        """The bytes of the frame."""
-        return self.frame.size
-
-    @property
-    def fingerprint(self) -> int:
-        """Identifies the frame among all that could be at its offset."""
-        return self.frame.fingerprint
-
-
 class Tail:
     """The last durable frames of a log, without a gap, up to about ``limit`` bytes. Safe in threads."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._firsts: list[int] = []
-        self._frames: list[CachedFrame] = []
+        self._frames: list[WalSpan] = []
         self._held = 0
         self._lock = threading.Lock()
 
-    def add(self, frames: Sequence[CachedFrame]) -> None:
+    def add(self, frames: Sequence[WalSpan]) -> None:
         """Add frames that have become durable."""
         with self._lock:
             self._firsts += [held.first for held in frames]
@@ -106,23 +79,18 @@ class Tail:
             gone += 1
         del self._firsts[:gone], self._frames[:gone]
 
-    def after_fork(self) -> None:
-        """In a forked child: hold nothing, since another thread may have been changing the list."""
-        self._lock = threading.Lock()
-        self._firsts, self._frames, self._held = [], [], 0
-
     def begins(self) -> int | None:
         """The first offset in the tail; None if it is empty."""
         with self._lock:
             return self._firsts[0] if self._firsts else None
 
-    def since(self, offset: int) -> Iterator[CachedFrame]:
+    def since(self, offset: int) -> Iterator[WalSpan]:
         """The frames from the one with this offset on; the tail must begin at or before it."""
         while taken := self.some(offset):
             yield from taken
             offset = taken[-1].next
 
-    def some(self, offset: int) -> list[CachedFrame]:
+    def some(self, offset: int) -> list[WalSpan]:
         """The first few frames from the one with this offset on; none if the tail does not have them."""
         with self._lock:
             at = bisect_right(self._firsts, offset) - 1
@@ -130,9 +98,9 @@ class Tail:
         return taken if taken and taken[-1].next > offset else []
 
 
-def _weight(held: CachedFrame) -> int:
+def _weight(held: WalSpan) -> int:
     # A frame without its records costs a little, too, so that a tail of many small ones is bounded.
-    return 512 + (held.size if held.records is not None else 0)
+    return 512 + (held.size if held.cached is not None else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +115,16 @@ class WalSpan:
     next: int
     cached: Records | None = field(default=None, compare=False, repr=False)
     disk: Disk = field(default=DISK, compare=False, repr=False)
+
+    @classmethod
+    def of(cls, frame: Located, cached: Records | None, disk: Disk) -> WalSpan:
+        """A whole frame."""
+        return cls(frame, frame.first, frame.next, cached, disk)
+
+    def part(self, first: int, upto: int) -> WalSpan:
+        """Some of its offsets."""
+        is_whole = first == self.first and upto == self.next
+        return self if is_whole else WalSpan(self.frame, first, upto, self.cached, self.disk)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (WalSpan, (self.frame, self.first, self.next))
@@ -242,14 +220,14 @@ def _stored_pages(block: ArrowStream) -> tuple[Parts, ...] | None:
     return tuple([[page] for page in block.messages]) if sizes == list(map(len, block.messages)) else None
 
 
-def some_batches(frames: Iterable[CachedFrame], size: int) -> list[LogBatch]:
+def some_batches(frames: Iterable[WalSpan], size: int) -> list[LogBatch]:
     """The batches of the first few frames, up to ``size`` bytes and at least one, as long as they are in memory."""
     batches: list[LogBatch] = []
-    for frame, records in frames:
-        size -= frame.size
-        if records is None or (batches and size < 0):
+    for held in frames:
+        size -= held.size
+        if held.cached is None or (batches and size < 0):
             break
-        batches.append(batch_of(frame, records))
+        batches.append(batch_of(held.frame, held.cached))
     return batches
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -48,7 +47,6 @@ class Published:
         self._early: list[threading.Lock] = []
         """Locks of threads that are woken as soon as something is written."""
         self._written = mark.next
-        self._refusal: Callable[[], Exception] | None = None
         self._writing = threading.Lock()
         with self._lock:
             self._show(mark)
@@ -105,8 +103,6 @@ class Published:
         """
         if self._is_past(past, written):
             return True
-        if self._refusal is not None:
-            raise self._refusal()
         deadline = CLOCK.monotonic() + timeout
         while (left := deadline - CLOCK.monotonic()) > 0:
             waiter = threading.Lock()
@@ -130,12 +126,8 @@ class Published:
                 with contextlib.suppress(ValueError):
                     waiters.remove(waiter)
 
-    def after_fork(self, refusal: Callable[[], Exception]) -> None:
-        """In a forked child, where no thread may release the lock, and nothing is published: closes the file."""
-        self._lock = threading.Lock()
-        self._waiters, self._early = [], []
-        self._writing = threading.Lock()
-        self._refusal = refusal
+    def after_fork(self) -> None:
+        """In a forked child: close its descriptor."""
         self._file.close()
 
     def close(self, *, clean: bool) -> None:

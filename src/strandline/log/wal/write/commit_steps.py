@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from strandline.log.wal.read.span import CachedFrame, Tail
+from strandline.log.wal.read.span import Tail, WalSpan
 from strandline.log.wal.read.watermark import Published
 from strandline.log.wal.write.groups import Item
 from strandline.log.wal.write.journal import Journal, WrittenGroup
@@ -30,7 +30,7 @@ class CommitSteps:
         self._published = published
         self._durable = durable
         self._clock = clock
-        self.unsynced: list[CachedFrame] = []
+        self.unsynced: list[WalSpan] = []
         """Frames that are written, but not known to be durable."""
 
     def write(self, items: Sequence[Item]) -> WrittenGroup:
@@ -56,6 +56,6 @@ class CommitSteps:
         COMMIT_SECONDS.observe(self._clock.monotonic() - written.begun)
         BATCHES_WRITTEN.inc(len(held))
         RECORDS_WRITTEN.inc(held[-1].next - held[0].first)
-        BYTES_WRITTEN.inc(sum(frame.size for frame, _ in held))
+        BYTES_WRITTEN.inc(sum(span.size for span in held))
         # Last: it needs no interpreter lock, so that waiting threads continue meanwhile.
         self._published.write()

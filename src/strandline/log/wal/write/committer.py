@@ -10,12 +10,11 @@ from typing import Final, Generic, TypeVar
 from strandline.errors import DiskFull, ExpectationFailed, Fenced, LogFailed
 from strandline.log.wal.write.groups import (
     CommitGroup,
-    Encoded,
+    FrameContent,
     GroupOrigin,
     Item,
     ValueRun,
     WalHandle,
-    Whole,
     value_of,
 )
 from strandline.log.wal.write.journal import JournalPosition, WalSettings
@@ -154,7 +153,7 @@ class GroupCommitter(Generic[W]):
 
     def add_batch(
         self,
-        content: Encoded,
+        content: FrameContent,
         *,
         writer: tuple[WriterId, int] | None = None,
         expect: int | None = None,
@@ -168,8 +167,10 @@ class GroupCommitter(Generic[W]):
         remembers.
         """
         judged = None if is_copy else writer
-        batches, pages, size, checksums = content
-        count = sum(batch.num_rows for batch in batches)
+        count = content.count
+        content.writer, content.timestamp = writer, timestamp
+        if content.kept is not None:
+            content.kept.append = writer
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal()
@@ -182,9 +183,10 @@ class GroupCommitter(Generic[W]):
                 if judged is not None and (repeated := self._writers.repeated(*judged, count)) is not None:
                     return repeated
             group, first = self._group, self.next
-            group.items.append(Whole(first, self.term, count, batches, pages, size, writer, timestamp, checksums))
+            content.first, content.term = first, self.term
+            group.items.append(content)
             group.run = None
-            group.size += size
+            group.size += content.size
             self.next = first + count
             if writer is not None:
                 self._writers.remember(*writer, first, count, group)

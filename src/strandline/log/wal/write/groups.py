@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import pyarrow as pa
 
@@ -17,39 +17,61 @@ from strandline.errors import InvalidInput
 from strandline.formats.arrow.block import Compression, Parts, encode_page, page_checksum
 from strandline.formats.wal.frame import MAX_PAYLOAD
 from strandline.log.contract import Receipt
+from strandline.log.wal.read.span import Records
 from strandline.model.arguments import LARGEST_NUMBER, TIMEOUT
 from strandline.model.head import WriterId
 from strandline.model.records import RecordSource, conform, value_bytes
 from strandline.storage.fork_check import call_in_child
 
+_LITTLE: Final = 4096
 _METADATA: Final = 4 << 10
 """More than the schema and the metadata of a frame take."""
 
 
-class Encoded(NamedTuple):
-    """A batch that fits a frame: its records, and their bytes."""
+@dataclass(slots=True)
+class FrameContent:
+    """The content of one frame. It gets its place in the log when it is queued."""
 
-    batches: tuple[pa.RecordBatch, ...]
+    count: int
     pages: Sequence[Parts]
     size: int
-    checksums: tuple[int, ...] | None = None
-    """Checksums of the records of each page, where they are small: for senders, which then have no pages."""
+    """Bytes of the pages."""
+    kept: Records | None
+    """The records, if they may stay in memory for readers."""
+    writer: tuple[WriterId, int] | None = None
+    """Writer and number of the append; None if unnumbered."""
+    timestamp: int | None = None
+    """Time of the frame in milliseconds; None for the time of writing."""
+    first: int = 0
+    term: int = 0
 
 
-def encoded(batch: RecordSource, *, now: int) -> Encoded:
+def encoded(batch: RecordSource, *, now: int) -> FrameContent:
     """The batch as the pages of a frame; ``InvalidInput`` if it is not a batch, or over 256 MiB."""
     content = encoded_copy(tuple(conform(batch, now=now)))
-    is_small = all(len(page) == 1 for page in content.pages)
-    return content._replace(checksums=tuple(map(page_checksum, content.pages))) if is_small else content
+    if content.kept is not None and all(len(page) == 1 for page in content.pages):
+        content.kept.checksums = tuple(map(page_checksum, content.pages))
+    return content
 
 
-def encoded_copy(batches: tuple[pa.RecordBatch, ...], pages: Sequence[Parts] | None = None) -> Encoded:
+def encoded_copy(batches: tuple[pa.RecordBatch, ...], pages: Sequence[Parts] | None = None) -> FrameContent:
     """Valid records, encoded unless they are already, as a frame's pages; ``InvalidInput`` if they are over 256 MiB."""
     if pages is None:
         pages = [encode_page(page, Compression.NONE) for page in batches]
     size = sum(len(part) for page in pages for part in page)
     _check_size(size, "batch")
-    return Encoded(batches, pages, size)
+    return FrameContent(
+        sum(batch.num_rows for batch in batches), pages, size, Records(batches) if _is_compact(batches) else None
+    )
+
+
+def _is_compact(batches: Sequence[pa.RecordBatch]) -> bool:
+    """Whether these batches hold little more memory than their own bytes: a slice holds all of its parent."""
+    for batch in batches:
+        size = batch.get_total_buffer_size()  # faster than nbytes
+        if size > _LITTLE and size > 2 * batch.nbytes + _LITTLE:
+            return False
+    return True
 
 
 def value_of(value: bytes) -> bytes:
@@ -85,25 +107,7 @@ class ValueRun:
     """Microseconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A batch that is one frame, encoded in the caller's thread."""
-
-    first: int
-    term: int
-    count: int
-    batches: tuple[pa.RecordBatch, ...]
-    pages: Sequence[Parts]
-    size: int
-    writer: tuple[WriterId, int] | None
-    """Writer and number of the append; None if unnumbered."""
-    timestamp: int | None
-    """Time of the frame in milliseconds; None for the time of writing."""
-    checksums: tuple[int, ...] | None = None
-    """Checksums of the records of each page, if known."""
-
-
-Item = ValueRun | Whole
+Item = ValueRun | FrameContent
 
 
 class _RunningLoop(threading.local):

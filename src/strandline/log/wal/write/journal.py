@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple, final
 from uuid import UUID
-
-import pyarrow as pa
 
 from strandline.errors import CorruptData, NotFound
 from strandline.formats.arrow.block import Compression, Parts
@@ -18,8 +16,8 @@ from strandline.formats.wal.frame import FrameInfo, encode_frame
 from strandline.formats.wal.index import INDEX_LEAD, Index, IndexEntry, encode_entry, new_chain
 from strandline.log.wal.names import LEAD, data_name, index_name, salt_of
 from strandline.log.wal.read.catalog import Located
-from strandline.log.wal.read.span import CachedFrame, Records
-from strandline.log.wal.write.groups import Item, ValueRun, Whole
+from strandline.log.wal.read.span import Records, WalSpan
+from strandline.log.wal.write.groups import FrameContent, Item, ValueRun
 from strandline.log.writers.numbered import MAX_WRITERS, forget_silent
 from strandline.log.writers.source import remembered
 from strandline.model.cursor import SECOND
@@ -28,51 +26,24 @@ from strandline.model.times import DAY, TOLERANCE
 from strandline.storage.clock import Chance, Clock
 from strandline.storage.disk import Disk
 
-_LITTLE: Final = 4096
-
 FRAME_BYTES: Final = 4 << 20
 """Most bytes of a frame that single values share; a larger value has a frame of its own."""
-
-
-class FrameContent(NamedTuple):
-    """The content of one frame."""
-
-    first: int
-    term: int
-    records: int
-    pages: Sequence[Parts]
-    metadata: Mapping[str, str] | None
-    timestamp: int | None
-    """Time in milliseconds; None for the time of writing."""
-    append: tuple[WriterId, int] | None
-    """Writer and number of the append; None if unnumbered."""
-    kept: Records | None
-    """The records, if they may stay in memory for readers."""
 
 
 def contents_of(items: Sequence[Item]) -> Iterator[FrameContent]:
     """A frame for each batch, and one or more for each run of values, in their order."""
     for item in items:
-        if isinstance(item, Whole):
-            yield _batch(item)
+        if isinstance(item, FrameContent):
+            yield item
         elif len(item.values) <= MOST_RECORDS and sum(map(len, item.values)) <= FRAME_BYTES:
             yield _values(item.first, item.term, item.values, item.timestamps)
         else:
             yield from _pieces(item)
 
 
-def _batch(whole: Whole) -> FrameContent:
-    metadata = None if whole.writer is None else batch_metadata(*whole.writer)
-    records = Records(whole.batches, append=whole.writer, checksums=whole.checksums)
-    kept = records if _is_compact(whole.batches) else None
-    return FrameContent(
-        whole.first, whole.term, whole.count, whole.pages, metadata, whole.timestamp, whole.writer, kept
-    )
-
-
 def _values(first: int, term: int, values: Sequence[bytes], timestamps: Sequence[int]) -> FrameContent:
     page = encode_values(values, timestamps)
-    return FrameContent(first, term, len(values), [[page]], None, None, None, Records(None, page))
+    return FrameContent(len(values), [[page]], len(page), Records(None, page), first=first, term=term)
 
 
 def _pieces(run: ValueRun) -> Iterator[FrameContent]:
@@ -84,15 +55,6 @@ def _pieces(run: ValueRun) -> Iterator[FrameContent]:
             start, size = at, 0
         size += len(value)
     yield _values(run.first + start, run.term, run.values[start:], run.timestamps[start:])
-
-
-def _is_compact(batches: Sequence[pa.RecordBatch]) -> bool:
-    """Whether these batches hold little more memory than their own bytes: a slice holds all of its parent."""
-    for batch in batches:
-        size = batch.get_total_buffer_size()  # faster than nbytes
-        if size > _LITTLE and size > 2 * batch.nbytes + _LITTLE:
-            return False
-    return True
 
 
 if TYPE_CHECKING:
@@ -191,7 +153,7 @@ class FrameTimes:
 class WrittenGroup(NamedTuple):
     """A group that is written to the file, but not durable yet."""
 
-    held: list[CachedFrame]
+    held: list[WalSpan]
     appends: list[tuple[WriterId, int] | None]
     """Writer and number of each frame."""
     size: int
@@ -234,7 +196,7 @@ class Journal:
         now = self._clock.now() // 1000
         path = self._path
         parts: Parts = []
-        held: list[CachedFrame] = []
+        held: list[WalSpan] = []
         appends: list[tuple[WriterId, int] | None] = []
         position, following = place.size, place.next
         for content in contents_of(items):
@@ -242,18 +204,16 @@ class Journal:
                 raise AssertionError(f"offset {content.first} was given where {following} follows")
             written = place.timestamp = self._times.next(place.timestamp, now, content.timestamp)
             info = FrameInfo(
-                content.term, following + 1, content.records, written, place.next, self._salt, len(content.pages)
+                content.term, following + 1, content.count, written, place.next, self._salt, len(content.pages)
             )
-            frame = encode_frame(info, content.pages, content.metadata)
+            metadata = None if content.writer is None else batch_metadata(*content.writer)
+            frame = encode_frame(info, content.pages, metadata)
             size = sum(map(len, frame)) if len(frame) > 1 else len(frame[0])
             parts += frame
-            following += content.records
-            held.append(
-                CachedFrame(
-                    Located(path, position, size, content.first, following, content.term, written), content.kept
-                )
-            )
-            appends.append(content.append)
+            following += content.count
+            frame_at = Located(path, position, size, content.first, following, content.term, written)
+            held.append(WalSpan.of(frame_at, content.kept, self._disk))
+            appends.append(content.writer)
             position += size
         self._file.write(parts)
         return WrittenGroup(held, appends, position, begun)
@@ -283,7 +243,8 @@ class Journal:
     def settle(self, written: WrittenGroup) -> None:
         """Record that the written frames are durable."""
         place = self.place
-        for (frame, _), append in zip(written.held, written.appends, strict=True):
+        for span, append in zip(written.held, written.appends, strict=True):
+            frame = span.frame
             if append is not None:
                 writer, number = remembered(*append)
                 count, written_at = frame.next - frame.first, frame.timestamp * 1000
