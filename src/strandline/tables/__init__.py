@@ -11,9 +11,9 @@ from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
     from strandline.tables.maintain.contract import MaintainedTable as MaintainedTable
+    from strandline.tables.maintain.contract import TableDescription as TableDescription
     from strandline.tables.maintain.opening import existing as existing
     from strandline.tables.maintain.operations import TableCheck as TableCheck
-    from strandline.tables.maintain.operations import TableDescription as TableDescription
     from strandline.tables.maintain.operations import describe as describe
     from strandline.tables.maintain.operations import letters as letters
     from strandline.tables.maintain.operations import optimize as optimize

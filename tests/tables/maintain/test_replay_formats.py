@@ -26,7 +26,7 @@ from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import FollowedIceberg
-from strandline.tables.maintain.replay import LetterReplay
+from strandline.tables.maintain import replay
 from strandline.tables.rows.shape import DeadLetters
 from strandline.tables.sql.postgres_transaction import PostgresTransaction
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
@@ -289,16 +289,15 @@ def test_a_follower_that_commits_meanwhile_loses_nothing_and_neither_does_the_re
     place.append((b"a", BIG), (b"b", 1))
     place.follow()
     place.append((b"a", 2), (b"b", b"never"))
-    real, rounds = LetterReplay._chosen, []
+    real, rounds = replay.prove_letters, []
 
-    def chosen(self: LetterReplay, table: Any) -> Any:
-        found = real(self, table)
-        rounds.append(table)
+    def proved(*arguments: Any) -> None:
+        real(*arguments)
+        rounds.append(arguments)
         if len(rounds) == 1:
             place.follow(WIDE)
-        return found
 
-    monkeypatch.setattr(LetterReplay, "_chosen", chosen)
+    monkeypatch.setattr(replay, "prove_letters", proved)
     assert place.replay().applied == 1
     assert len(rounds) == 2
     assert place.letters() == [3]
@@ -331,16 +330,15 @@ def test_two_replays_at_once_apply_each_letter_once(
     place.follow()
     place.append((b"d", 2))
     place.follow(WIDE)  # so that a replay changes no column
-    real, others = LetterReplay._chosen, []
+    real, others = replay.prove_letters, []
 
-    def chosen(self: LetterReplay, table: Any) -> Any:
-        found = real(self, table)
+    def proved(*arguments: Any) -> None:
+        real(*arguments)
         if not others:
             others.append(None)
             others.append(place.replay())
-        return found
 
-    monkeypatch.setattr(LetterReplay, "_chosen", chosen)
+    monkeypatch.setattr(replay, "prove_letters", proved)
     assert place.replay().applied == 0
     assert others[1].applied == 2
     assert place.letters() == []

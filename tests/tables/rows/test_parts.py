@@ -181,7 +181,7 @@ def through_a_shuffle(transaction, records) -> list[Written]:
             numbers = parts[0].numbers(table, len(parts))
             for number, own_rows in rows.items():
                 own_rows.append(table.filter(pa.array(numbers == number)))
-        readers.append(reader.report())
+        readers.append(reader.passed_on())
     writers = [part.write_rows(rows[number], number=number) for number, part in enumerate(parts)]
     return [*readers, *writers]
 

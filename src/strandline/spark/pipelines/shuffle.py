@@ -65,7 +65,7 @@ class ShuffleJob:
             for number in _numbers(batches):
                 reader, rows = read(number)
                 yield from _blobs(parts, rows)
-                yield _one(_BLOB_SCHEMA, count, pickle.dumps(replace(reader.report(), number=number)))
+                yield _one(_BLOB_SCHEMA, count, pickle.dumps(replace(reader.passed_on(), number=number)))
 
         blobs = self._each_reader().mapInArrow(split, _BLOBS)
         return self._merged(blobs, count + 1)
@@ -84,7 +84,7 @@ class ShuffleJob:
                 for batch in _limited(stored(table) for table in rows):
                     no_report = pa.nulls(batch.num_rows, pa.binary())
                     yield pa.RecordBatch.from_arrays([*batch.columns, no_report], schema=schema)
-                answer = pickle.dumps(replace(reader.report(), number=number))
+                answer = pickle.dumps(replace(reader.passed_on(), number=number))
                 nulls = [pa.nulls(1, field.type) for field in nullable]
                 yield pa.RecordBatch.from_arrays([*nulls, pa.array([answer])], schema=schema)
 
@@ -109,7 +109,7 @@ class ShuffleJob:
                 reader, rows = read(wanted[at])
                 for _ in rows:
                     pass
-                yield _one(_ANSWER_SCHEMA, wanted[at], pickle.dumps(replace(reader.report(), number=wanted[at])))
+                yield _one(_ANSWER_SCHEMA, wanted[at], pickle.dumps(replace(reader.passed_on(), number=wanted[at])))
 
         return self.spark.range(0, len(wanted), 1, len(wanted)).mapInArrow(report, _ANSWERS)
 

@@ -66,10 +66,8 @@ class DeltaCommits(FollowedDelta):
         if is_rewritten:
             version.refuse_append_only("its columns change so that all rows have to be written again")
             adds = [added_file(file, self.now()) for file in self._rewritten(version, change.schema)]
-        known = self._next(version, version.at, None)
-        commit_id = str(CHANCE.uuid())
-        properties = self._properties(known, commit_id, told=told_change(change))
-        with self._answered(known.version, commit_id):
+
+        def change_columns(properties: Any) -> None:
             if is_rewritten:
                 version.table.create_write_transaction(
                     adds, mode="overwrite", schema=schema, commit_properties=properties
@@ -78,11 +76,11 @@ class DeltaCommits(FollowedDelta):
                 new = {field.name for field in change.added}
                 fields = [field for field in schema.fields if field.name in new]
                 version.table.alter.add_columns(fields, commit_properties=properties)
-        self._settle(known)
-        found = self.open()
-        if found is None or found.number != known.version:
+
+        found = self._commit_next(version, version.at, change_columns, told=told_change(change))
+        if found.number != version.number + 1:
             raise Conflict(f"Another job committed to the table {self.url} while its columns were changed.")
-        return replace(found, found=known)
+        return found
 
     def _rewritten(self, version: DeltaVersion, schema: pa.Schema) -> Iterator[DataFile]:
         """All files of the table once more, with wider columns; a file keeps the range of hashes that it covers."""
@@ -119,7 +117,7 @@ class DeltaCommits(FollowedDelta):
                 commit_properties=self._properties(OwnCommit("", 0, since, holder), commit_id),
                 raise_if_key_not_exists=False,
             )
-            version = DeltaVersion(table, self.files)
+            version = DeltaVersion.of(table, self.files)
         if version is None:
             version = self.open()
         if version is None:
@@ -162,29 +160,25 @@ class DeltaCommits(FollowedDelta):
             version.refuse_deletion_vectors()
             known_files = version.listed_files()
             actions += [removed_file(*known_files[path], now) for path in removed]
-        # Without retries the commit takes the next version, or none.
-        known = self._next(version, upto, holder)
-        commit_id = str(CHANCE.uuid())
         told = "" if start is None else told_rebuild(start, upto)
-        properties = self._properties(known, commit_id, self._moved_start(version, start), told)
         schema = deltalake_library().Schema.from_arrow(version.columns) if version.is_replaced else table.schema()
-        with self._answered(known.version, commit_id):
+
+        def write(properties: Any) -> None:
             table.create_write_transaction(actions, mode=mode, schema=schema, commit_properties=properties)
-        newest = self._settle(known)
+
+        newest = self._commit_next(version, upto, write, holder, start=start, told=told)
         if version.is_replaced:
             self._refuse_left(newest, {unquote(action.path) for action in actions})
 
     def accept(self, version: DeltaVersion, at: Cursor, told: str = "") -> None:
         """Commit that the table as it is has the state of a cursor."""
-        start = self.start_of(version)
-        known = self._next(version, at, None)
-        commit_id = str(CHANCE.uuid())
-        properties = self._properties(known, commit_id, start, told)
-        with self._answered(known.version, commit_id):
+
+        def follow(properties: Any) -> None:
             version.table.alter.set_table_properties(
                 {LOG_PROPERTY: str(at.log_id)}, raise_if_not_exists=False, commit_properties=properties
             )
-        self._settle(known)
+
+        self._commit_next(version, at, follow, start=self.start_of(version), told=told, is_start_stored=True)
 
     def restored(self, version: DeltaVersion, log_id: UUID, serves: Callable[[Cursor], bool]) -> bool:
         """Restore the last own version whose files are all there: the library looks only for those that it adds."""
@@ -203,12 +197,12 @@ class DeltaCommits(FollowedDelta):
             expected = old.listed_files().keys()
             if not expected <= present:
                 return False
-            known = replace(self._next(version, cursor, None), table_id=old.id)
-            # Delta keeps transactions over a restore: that of the start has to go back, too.
-            moved, commit_id = self._moved_start(version, self.start_of(old)), str(CHANCE.uuid())
-            properties = self._properties(known, commit_id, moved)
-            with self._answered(known.version, commit_id):
+
+            def restore(properties: Any) -> None:
                 version.table.restore(number, commit_properties=properties)
+
+            # Delta keeps transactions over a restore: that of the start has to go back, too.
+            done = self._commit_next(version, cursor, restore, start=self.start_of(old), table_id=old.id)
         except Conflict as error:
             raise Fenced(
                 f"Another job committed to {self.url} while it was being repaired; nothing was changed. Stop that "
@@ -217,9 +211,34 @@ class DeltaCommits(FollowedDelta):
         except (NotFound, CorruptData) as error:
             _LOGGER.warning("The table %s cannot go back to version %d: %s", self.url, number, error)
             return False
-        self._refuse_left(self._settle(known), expected)
+        self._refuse_left(done, expected)
         _LOGGER.warning("The table %s was restored to version %d, which is at %s.", self.url, number, cursor)
         return True
+
+    def _commit_next(
+        self,
+        version: DeltaVersion,
+        upto: Cursor,
+        write: Callable[[Any], object],
+        holder: str | None = None,
+        *,
+        start: int | None = None,
+        told: str = "",
+        table_id: str | None = None,
+        is_start_stored: bool = False,
+    ) -> DeltaVersion:
+        """Let ``write`` commit the next version with the cursor: that one or, without retries, none.
+
+        Returns the table's newest version. The follower that held the table before holds it unless there is another
+        ``holder``. A ``start`` is stored if it is another one than the table has now, or ``is_start_stored``.
+        """
+        held = holder if holder is not None or version.found is None else version.found.holder
+        known, commit_id = OwnCommit(table_id or version.id, version.number + 1, upto, held), str(CHANCE.uuid())
+        if start is not None and not is_start_stored and start == self.stored_start(version):
+            start = None
+        with self._answered(known.version, commit_id):
+            write(self._properties(known, commit_id, start, told))
+        return replace(self._settle(known), found=known)
 
     @contextlib.contextmanager
     def _answered(self, number: int, commit_id: str) -> Iterator[None]:
@@ -266,16 +285,6 @@ class DeltaCommits(FollowedDelta):
                 f"The data file {min(left)[:200]!r} of another writer is still in the table {self.url}: deltalake "
                 "cannot remove a file of that name. Remove the table to build it again."
             )
-
-    @staticmethod
-    def _next(version: DeltaVersion, upto: Cursor, holder: str | None) -> OwnCommit:
-        """The next commit of a table, which the follower holds that held it before unless there is another one."""
-        held = holder if holder is not None or version.found is None else version.found.holder
-        return OwnCommit(version.id, version.number + 1, upto, held)
-
-    def _moved_start(self, version: DeltaVersion, start: int | None) -> int | None:
-        """The start, if it is another one than the table has now."""
-        return None if start is None or start == self.stored_start(version) else start
 
     def _properties(self, commit: OwnCommit, commit_id: str, start: int | None = None, told: str = "") -> Any:
         """The cursor, and to which version of which table it belongs; unknown for a table being created.

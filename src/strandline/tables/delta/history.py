@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import unquote
 from uuid import UUID
 
 from strandline.errors import CorruptData, Diverged, InvalidInput
@@ -77,11 +75,7 @@ class TableCommit:
     """The number that a sink gave it."""
     holder: str | None = None
     """The follower that committed, or that held the table then."""
-    removed_files: tuple[str, ...] = ()
-    """The files that it removed, likewise."""
     is_restore: bool = False
-    restored: int | None = None
-    """The version to which it restored the table; None if it does not say, as a RESTORE to a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +113,9 @@ def _parsed(version: int, actions: list[Any], application: Application) -> Table
         table_id=info.get(TABLE_KEY),
         changed_rows=any(file.get("dataChange", True) for file in files),
         data_files=tuple(action["add"]["path"] for action in actions if "add" in action),
-        removed_files=tuple(action["remove"]["path"] for action in actions if "remove" in action),
         commit_id=info.get(COMMIT_KEY),
         holder=info.get(HOLDER_KEY),
         is_restore=info.get("operation") == "RESTORE",
-        restored=_restored(info),
     )
 
 
@@ -158,32 +150,14 @@ def own_commits(version: int, read: ReadCommit, application: Application) -> Ite
         version -= 1
 
 
-def last_restore(version: int, read: ReadCommit, application: Application) -> TableCommit | None:
-    """The RESTORE of another writer since the sink's last commit; None if there is none."""
+def last_restore(version: int, read: ReadCommit, application: Application) -> int | None:
+    """The version that a RESTORE of another writer made since the sink's last commit; None if there is none."""
     while version >= 0 and (data := read(version)) is not None:
         commit = parse_commit(version, data, application)
         if commit.cursor is not None or commit.is_restore:
-            return commit if commit.cursor is None else None
+            return version if commit.cursor is None else None
         version -= 1
     return None
-
-
-def version_with(files: AbstractSet[str], newest: AbstractSet[str], version: int, read: ReadCommit) -> int | None:
-    """The newest version, up to the given one with the files ``newest``, that has exactly these files.
-
-    For a RESTORE that names a time: by which clock, and in which zone, only its writer knows. Undoes commit by commit;
-    None if no version has these files, as far as commit files reach.
-    """
-    found = set(newest)
-    while found != files:
-        data = read(version)
-        if version <= 0 or data is None:
-            return None
-        commit = parse_commit(version, data, NOBODY)
-        found.difference_update(map(unquote, commit.data_files))
-        found.update(map(unquote, commit.removed_files))
-        version -= 1
-    return version
 
 
 def _backwards(
@@ -214,11 +188,6 @@ def _operation(info: Any) -> str:
         named = next((given[key] for key in ("version", "timestamp") if given.get(key)), "an earlier version")
         return f"RESTORE to {named}"
     return operation
-
-
-def _restored(info: Any) -> int | None:
-    version = str((info.get("operationParameters") or {}).get("version"))
-    return int(version) if info.get("operation") == "RESTORE" and version.isdecimal() else None
 
 
 def _cursor(text: Any, log_id: UUID, offset: int) -> Cursor:

@@ -22,12 +22,10 @@ from strandline.tables.delta.history import (
     NOBODY,
     Application,
     Observed,
-    TableCommit,
     last_commit,
     last_restore,
     letter_logs,
     parse_commit,
-    version_with,
 )
 from strandline.tables.delta.newest import NewestVersion
 from strandline.tables.delta.place import check_place, refuse_file, refuse_linked_log
@@ -80,7 +78,7 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
         refuse_linked_log(self.files)
         newest = self._newest
         if newest is not None and newest.is_current(self.read_commit):
-            return DeltaVersion(newest.table, self.files)
+            return DeltaVersion.of(newest.table, self.files)
         found = self.open_again()
         self._newest = None if found is None else NewestVersion.of(found.table, self.read_commit)
         return found
@@ -92,12 +90,15 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
             table = self._opened()
         except CorruptData:  # the library looks twice, and another job may have cleaned up commits in between
             table = self._opened()
-        return None if table is None else DeltaVersion(table, self.files)
+        return None if table is None else DeltaVersion.of(table, self.files)
 
     def new(self, since: Cursor) -> DeltaVersion:
         """The version before the first, of a table at whose place is nothing else."""
         check_place(self.files)
-        return DeltaVersion(None, self.files, self.shape.schema(), since)
+        # number 0: the table is created before its first range
+        return DeltaVersion(
+            *(None, self.files, self.shape.schema(), since), id="", number=0, properties={}, is_new=True
+        )
 
     def _opened(self) -> DeltaTable | None:
         delta = deltalake_library()
@@ -192,17 +193,18 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
         restore = last_restore(version.number, self.read_commit, self.application(UUID(version.log)))
         if restore is not None:
             with contextlib.suppress(NotFound):  # that version was cleaned up
-                number = self._restored_by(restore)
-                if number is not None and number < restore.version:
-                    return self.start_of(self.at_version(number))
+                return self.start_of(self._restored_by(restore))
         return self.stored_start(version)
 
-    def _restored_by(self, restore: TableCommit) -> int | None:
-        """The version whose rows a RESTORE has brought back; None if that cannot be known."""
-        if restore.restored is not None:
-            return restore.restored
-        after, before = (set(self.at_version(restore.version - back).listed_files()) for back in (0, 1))
-        return version_with(after, before, restore.version - 1, self.read_commit)
+    def _restored_by(self, number: int) -> DeltaVersion:
+        """The newest version with the files that a RESTORE has brought back; ``NotFound`` if none is left.
+
+        It may have named a time: by which clock, and in which zone, only its writer knows.
+        """
+        files = self.at_version(number).listed_files().keys()
+        while (version := self.at_version(number - 1)).listed_files().keys() != files:
+            number -= 1
+        return version
 
     def stored_start(self, version: DeltaVersion) -> int:
         """The start by the table's transactions, which may be that of rows that a restore has undone."""
@@ -279,7 +281,7 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
                     f"The table {self.url} has no version {number} any more: {_first_line(error)}"
                 ) from error
             raise self._unread(error) from error
-        return DeltaVersion(table, self.files)
+        return DeltaVersion.of(table, self.files)
 
     def make_durable(self, _: DeltaVersion, number: int, *, is_own: bool = False) -> None:
         """Sync the files of a commit on a local disk; ``NotFound`` if only a checkpoint is left of it."""

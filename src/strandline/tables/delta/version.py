@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -44,6 +43,12 @@ class DeltaVersion(TableVersion):
     since: Cursor | None = None
     """Where the rows of a table begin that is not there yet, or that was created for this commit."""
 
+    @classmethod
+    def of(cls, table: DeltaTable, store: DeltaFiles) -> DeltaVersion:
+        """The version that a handle is at now: operations move it."""
+        metadata, number = table.metadata(), table.version()
+        return cls(id=str(metadata.id), number=number, properties=metadata.configuration, handle=table, store=store)
+
     @property
     def table(self) -> DeltaTable:
         """The handle, of a table that is there."""
@@ -52,29 +57,9 @@ class DeltaVersion(TableVersion):
         return self.handle
 
     @property
-    def is_new(self) -> bool:
-        """Whether there is no table yet."""
-        return self.handle is None
-
-    @property
     def is_replaced(self) -> bool:
         """Whether a commit on it replaces all rows."""
         return self.made is not None and self.since is None
-
-    @property
-    def id(self) -> str:
-        """The table's own id."""
-        return "" if self.handle is None else str(self.handle.metadata().id)
-
-    @property
-    def number(self) -> int:
-        """Its number; 0 if the table is not there: it is created before its first range."""
-        return 0 if self.handle is None else self.handle.version()
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        """The table's properties."""
-        return {} if self.handle is None else self.handle.metadata().configuration
 
     @property
     def columns(self) -> pa.Schema:

@@ -43,6 +43,14 @@ class OwnCommit:
 class TableVersion(ABC):
     """One version of a table. Of a table that is not there yet: what its first commit creates."""
 
+    id: str
+    """The table's own id; empty if it gets one when it is created."""
+    number: int
+    """The number of the table's newest commit; the next one is one higher."""
+    properties: Mapping[str, str]
+    """What the table records of itself."""
+    is_new: bool = False
+    """Whether there is no table yet."""
     found: OwnCommit | None = None
     """The follower's last commit, proved to be still in effect; None if it was not looked up, or there is none."""
 
@@ -50,26 +58,6 @@ class TableVersion(ABC):
     def at(self) -> Cursor | None:
         """The proved cursor."""
         return None if self.found is None else self.found.cursor
-
-    @property
-    @abstractmethod
-    def is_new(self) -> bool:
-        """Whether there is no table yet."""
-
-    @property
-    @abstractmethod
-    def id(self) -> str:
-        """The table's own id; empty if it gets one when it is created."""
-
-    @property
-    @abstractmethod
-    def number(self) -> int:
-        """The number of the table's newest commit; the next one is one higher."""
-
-    @property
-    @abstractmethod
-    def properties(self) -> Mapping[str, str]:
-        """What the table records of itself."""
 
     @property
     @abstractmethod
@@ -161,9 +149,9 @@ class FollowedTable(ABC, Generic[V]):
     def start_of(self, version: V) -> int:
         """The offset at which the rows of a version begin: that of its last rebuild, else of its first follower."""
 
-    @abstractmethod
     def first_start(self, version: V) -> int:
-        """The offset at which the table's first follower began."""
+        """The offset at which the table's first follower began, if letters of several tables may be in one place."""
+        return self.start_of(version)
 
     @abstractmethod
     def sizes(self, version: V) -> dict[str, int]:

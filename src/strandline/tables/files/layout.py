@@ -13,7 +13,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from strandline.tables.rows.hashing import HASH_BITS
+import pyarrow as pa
+
+from strandline.tables.rows.hashing import HASH_BITS, key_hashes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -75,6 +77,10 @@ class HashRange:
             return np.ones(len(hashes), bool)
         result: np.ndarray = (hashes >> np.uint32(HASH_BITS - self.depth)) == self.prefix
         return result
+
+    def rows_of(self, rows: pa.Table, key: str) -> pa.Table:
+        """The rows whose keys have a hash in the range."""
+        return rows.filter(pa.array(self.mask(key_hashes(rows.column(key))))) if self.depth else rows
 
 
 WHOLE: Final = HashRange()

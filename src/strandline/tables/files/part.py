@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -92,21 +92,9 @@ class TablePart:
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         """Write data files of these records, in the order of their offsets. Changes nothing that a reader sees."""
-        tally = InputCount()
-        bad: list[pa.Table] = []
-
-        def rows() -> Iterator[pa.Table]:
-            for records in tally.counted(batches, self.share, by_record_key=self.shape.has_record_keys):
-                shaped = self.shaped(records)
-                bad.append(shaped.bad)
-                yield shaped.rows
-
-        added, removed, _ = self._stored(rows())
-        letters = pa.concat_tables(bad) if bad else BAD_SCHEMA.empty_table()
-        read = Written(
-            tally.first, tally.next, tally.records, tally.taken, tuple(added), tuple(removed), decoded=tally.decoded
-        )
-        return self.with_letters(read, letters)
+        reader = PartReader(self)
+        added, removed, _ = self._stored(reader.rows(batches))
+        return reader.report(added=tuple(added), removed=tuple(removed))
 
     def write_rows(self, tables: Iterable[pa.Table], *, number: int) -> Written:
         """Write data files of shuffled rows of this part, in any order.
@@ -174,9 +162,8 @@ class TablePart:
         if shaped.bad.num_rows and self.dead is None and not self._offered(shaped.bad):
             raise refused(shaped.bad)
         if self.share is not None and not self.shape.has_record_keys:
-            mask = self.share.mask(key_hashes(shaped.rows.column(self.shape.names.key)))
             bad = shaped.bad if self.share.prefix == 0 else BAD_SCHEMA.empty_table()
-            return ShapedRows(shaped.rows.filter(pa.array(mask)), bad)
+            return ShapedRows(self.share.rows_of(shaped.rows, self.shape.names.key), bad)
         return shaped
 
     def _offered(self, bad: pa.Table) -> tuple[tuple[int, bytes], ...]:
@@ -242,9 +229,7 @@ class TablePart:
 
     def _kept_rows(self, file: KeptFile, covered: HashRange) -> pa.Table:
         rows = in_schema(self.files.read(file.path), self.schema)
-        if covered.contains(range_of(file.path)):
-            return rows
-        return rows.filter(pa.array(covered.mask(key_hashes(rows.column(self.shape.names.key)))))
+        return rows if covered.contains(range_of(file.path)) else covered.rows_of(rows, self.shape.names.key)
 
     def _split(self, role: str, covered: HashRange, rows: pa.Table) -> Iterator[DataFile]:
         if not rows.num_rows:
@@ -295,10 +280,11 @@ class PartReader:
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """The rows of these records, which come in the order of their offsets."""
-        for records in self._tally.counted(batches, None, by_record_key=False):
-            shaped = self.part.shaped(records)
+        part = self.part
+        for records in self._tally.counted(batches, part.share, by_record_key=part.shape.has_record_keys):
+            shaped = part.shaped(records)
             self._bad.append(shaped.bad)
-            if not self.part.is_transformed:
+            if not part.is_transformed:
                 self._given += shaped.rows.num_rows
             yield shaped.rows
 
@@ -307,11 +293,15 @@ class PartReader:
         """The lowest offset, one past the highest, and how many records."""
         return self._tally.first, self._tally.next, self._tally.records
 
-    def report(self) -> Written:
-        """Write the dead letters, and report what was read. Call it after ``rows`` has ended."""
+    def passed_on(self) -> Written:
+        """The report of a reader whose rows were passed on to other workers. Call it after ``rows`` has ended."""
+        return self.report(taken=self._given, role="reader")
+
+    def report(self, **more: Any) -> Written:
+        """Write the dead letters, and report what was read, and ``more``."""
         tally, letters = self._tally, pa.concat_tables(self._bad) if self._bad else BAD_SCHEMA.empty_table()
-        read = Written(tally.first, tally.next, tally.records, self._given, role="reader", decoded=tally.decoded)
-        return self.part.with_letters(read, letters)
+        read = Written(*self.seen, tally.taken, decoded=tally.decoded)
+        return self.part.with_letters(replace(read, **more), letters)
 
 
 def _refuse_ambiguous(changes: pa.Table, names: ColumnNames) -> None:

@@ -11,13 +11,14 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import InvalidInput, NotFound
+from strandline.errors import InvalidInput
 from strandline.model.cursor import Cursor
 from strandline.storage.clock import CHANCE
 from strandline.tables.files.followed import FollowedTable, LettersOf, TableVersion
 from strandline.tables.files.layout import WHOLE, KeptFile, is_for_later, job_name
 from strandline.tables.files.letters import IsDone, is_of, stored_letters, take_out
 from strandline.tables.files.part import TablePart, in_schema
+from strandline.tables.maintain.contract import no_table
 from strandline.tables.maintain.replay import LetterChanges, OwnLetters, pairs_of
 from strandline.tables.rows.kinds import KeyRewind
 from strandline.tables.rows.shape import LETTER_SCHEMA, TableShape
@@ -119,7 +120,7 @@ def replayed_files(
     stored = letters_of("").open()  # before the table: see ReplayedFiles
     version = followed.open()
     if version is None:
-        raise NotFound(f"There is no table at {followed.where}: check the address.")
+        raise no_table(followed.where)
     followed.refuse_lost_transform(version)
     version = replace(version, found=followed.last_commit(version, log_id))
     if stored is None or version.at is None:

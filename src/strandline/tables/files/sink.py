@@ -14,13 +14,14 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import Conflict, CorruptData, Diverged, InvalidInput, NotFound, StrandlineError, Unsupported
+from strandline.errors import Conflict, CorruptData, Diverged, InvalidInput, StrandlineError, Unsupported
 from strandline.log.contract import Log
 from strandline.model.arguments import Positive, checked
 from strandline.model.cursor import Cursor
 from strandline.model.sink import is_applied
 from strandline.storage.clock import CHANCE
-from strandline.tables.apply import Work, apply_records
+from strandline.storage.task_pool import TaskPool
+from strandline.tables.apply import apply_records
 from strandline.tables.claim import TableClaim
 from strandline.tables.files.followed import FollowedTable, LettersOf, OwnCommit, TableVersion
 from strandline.tables.files.layout import files_in, shares_of
@@ -29,18 +30,27 @@ from strandline.tables.files.part import FILE_ROWS, TablePart, in_schema
 from strandline.tables.files.recorded import MODE_KEY, told_move
 from strandline.tables.files.replay import ReplayedFiles, replayed_files
 from strandline.tables.files.transaction import FileTransaction
-from strandline.tables.maintain.comparison import ShareTask, share_tasks
-from strandline.tables.maintain.contract import MaintainedTable, RecordedTable, TableSize, refuse_moved_on
-from strandline.tables.maintain.rebuilding import rebuilt_files
+from strandline.tables.maintain.comparison import RowDifferences, ShareTask, compared_shares, share_tasks
+from strandline.tables.maintain.contract import (
+    MaintainedTable,
+    RecordedTable,
+    TableDescription,
+    committed_meanwhile,
+    no_table,
+    refuse_moved_on,
+)
+from strandline.tables.maintain.rebuilding import written_again
 from strandline.tables.maintain.replay import LetterReplay, Replayed, repeated
 from strandline.tables.rows.kinds import KINDS
 from strandline.tables.rows.logged import Value
 from strandline.tables.rows.shape import TableShape
-from strandline.tables.work import Rebuild
+from strandline.tables.work import IN_PROCESS, Rebuild
 from strandline.tables.written import Written, check_coverage
 from strandline.values.codecs.arrow import Kept, TableArrow
 
 _MOST_OFFERED: Final = 10_000
+_TRIES: Final = 8
+"""Attempts to see a table's version and its cursor together."""
 _LOGGER: Final = logging.getLogger(__name__)
 
 
@@ -179,18 +189,18 @@ class FileTableSink(MaintainedTable):
         """``is_moved``: for an operation that moves the handle; another thread may commit on the remembered one."""
         version = self._followed.open_again() if is_moved else self._followed.open()
         if version is None:
-            raise NotFound(f"There is no table at {self.where}: check the address, or let a follower make it.")
+            raise no_table(self.where)
         return version
 
     def start(self) -> int:
         """The offset at which the table began to follow its log; ``NotFound`` if there is no table."""
         return self._followed.start_of(self._existing())
 
-    def size(self) -> TableSize:
-        """Its size; ``NotFound`` if there is no table."""
+    def size(self) -> TableDescription:
+        """Its size and columns; ``NotFound`` if there is no table."""
         version = self._existing()
         columns = tuple((field.name, str(field.type)) for field in version.columns)
-        return TableSize(version.number, *self._followed.size(version), columns)
+        return TableDescription(self.where, self.mode, version.number, *self._followed.size(version), columns)
 
     def recorded(self) -> RecordedTable | None:
         """What the table records; None for a table of another program. ``NotFound`` if there is none."""
@@ -204,20 +214,32 @@ class FileTableSink(MaintainedTable):
         parts = [in_schema(version.files.read(path), version.columns) for path in self._followed.sizes(version)]
         return pa.concat_tables(parts) if parts else version.columns.empty_table()
 
+    def compared(self, log: Log, pool: TaskPool) -> tuple[Cursor, RowDifferences]:
+        """Compare the rows in shares; see :func:`~strandline.tables.maintain.operations.verify`."""
+        for _ in range(_TRIES):
+            cursor = self.cursor(log.log_id)
+            if cursor is None:
+                raise no_table(self.where)
+            self.meet(log)  # the codec of the last record that the table has, or a newer one
+            tasks = self.comparison(cursor.next, pool.count)
+            if self.cursor(log.log_id) == cursor:  # otherwise rows and cursor may be of different versions
+                return cursor, compared_shares(log, tasks, pool, f"verify {self.where}")
+        raise committed_meanwhile(self.where)
+
     def comparison(self, upto: int, most: Positive) -> list[ShareTask]:
-        """The tasks that compare the newest version; see :func:`~strandline.tables.maintain.operations.verify`."""
+        """The tasks, ``most`` or fewer, that compare the newest version with the log up to an offset."""
         version = self._existing()
         self._followed.refuse_lost_transform(version)
         held, paths = range(self._followed.start_of(version), upto), self._followed.sizes(version)
         return share_tasks(self._shape, version.columns, version.files, paths, held, most)
 
     def rebuilt(self, job: Rebuild) -> Cursor:
-        """Build all rows again, as one commit; see :func:`~strandline.tables.maintain.operations.rebuild`."""
-        version = self._existing()  # before the range is planned
-        return rebuilt_files(job, self._followed.start_of(version), partial(self._rebuild, version), self.where)
+        """Replace all rows by those that workers write, in one commit with start and cursor.
 
-    def _rebuild(self, version: TableVersion, beginning: Cursor, upto: Cursor, work: Work, tasks: int) -> None:
-        """Replace all rows of a version by those that ``work`` writes, in one commit with start and cursor."""
+        See :func:`~strandline.tables.maintain.operations.rebuild`.
+        """
+        version = self._existing()  # before the range is planned
+        beginning, spans, upto = job.planned(self._followed.start_of(version))
         log_id, start = upto.log_id, beginning.next
         self._refresh()  # the codec of the last record, or a newer one
         self._followed.refuse_lost_transform(version)
@@ -225,8 +247,9 @@ class FileTableSink(MaintainedTable):
         self._followed.known.pop(log_id, None)
         version = self._followed.evolved(version, is_rebuilt=True)
         letters = self._opened_letters(version, upto.at(start))
+        tasks = (job.workers or IN_PROCESS).tasks(spans)
         parts = tuple(replace(part, old=(), known_letters=None) for part in self._parts(version, 0, letters, tasks))
-        written = work(parts)
+        written = written_again(job, parts, spans, range(start, upto.next), self.where)
         check_coverage(written, parts[0].takes, len(parts), start, upto.next)
         self._bad_share.check_written(written, upto.next - start)
         if letters is not None:
@@ -234,6 +257,7 @@ class FileTableSink(MaintainedTable):
         added = [file for one in written for file in one.added]
         self._followed.commit(version, added, self._followed.sizes(version), upto, start=start)
         self._replace_letters(beginning, upto, written, parts[0].job)
+        return upto
 
     def repair(self, log_id: UUID, serves: Callable[[Cursor], bool]) -> Cursor | None:
         """Restore the table to the last version that is known to be right; returns the cursor there.

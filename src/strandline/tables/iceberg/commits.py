@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -79,7 +79,7 @@ class IcebergCommits(FollowedIceberg):
         producer._clean_all_uncommitted = lambda: None  # noqa: SLF001
         try:
             with self.named_errors():
-                return IcebergVersion(transaction.commit_transaction().transaction(), self.disk)
+                return IcebergVersion.of(transaction.commit_transaction().transaction(), self.disk)
         except (Conflict, TransientStorageError) as error:
             with contextlib.suppress(StrandlineError):
                 version = self.open()
@@ -105,19 +105,18 @@ class IcebergCommits(FollowedIceberg):
 
     def _reset(self, table: Table, snapshot_id: int, cursor: Cursor) -> None:
         """Go back to a snapshot, with its cursor, in one commit."""
-        from pyiceberg.table import update
-
-        updates: Any = update  # its models take names that type checkers do not know
         current = table.metadata.current_snapshot()
-        back = updates.SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=snapshot_id)
-        mark = updates.SetPropertiesUpdate(updates={COMMIT_KEY: commit_mark(cursor, snapshot_id)})
-        requirements = (
-            updates.AssertTableUUID(uuid=table.metadata.table_uuid),
-            updates.AssertRefSnapshotId(ref="main", snapshot_id=None if current is None else current.snapshot_id),
-        )
-        with self.named_errors():
-            table.catalog.commit_table(table, requirements, (back, mark))
+        back = _updates().SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=snapshot_id)
+        mark = _updates().SetPropertiesUpdate(updates={COMMIT_KEY: commit_mark(cursor, snapshot_id)})
+        self._commit_updates(table, {"main": None if current is None else current.snapshot_id}, back, mark)
         _LOGGER.warning("The table %s is at snapshot %d again, at %s.", self.where, snapshot_id, cursor)
+
+    def _commit_updates(self, table: Table, refs: Mapping[str, int | None], *updates: Any) -> None:
+        """Commit updates if these branches and tags are where they were; the library does not ask for that."""
+        same_table = _updates().AssertTableUUID(uuid=table.metadata.table_uuid)
+        same_refs = [_updates().AssertRefSnapshotId(ref=name, snapshot_id=at) for name, at in refs.items()]
+        with self.named_errors():
+            table.catalog.commit_table(table, (same_table, *same_refs), updates)
 
     def expire(self, version: IcebergVersion, log_id: UUID, before: datetime) -> int:
         """Expire older snapshots, but none back to the follower's last commit, and none that was current since.
@@ -139,21 +138,16 @@ class IcebergCommits(FollowedIceberg):
             if one.timestamp_ms < limit and one.snapshot_id not in needed
         ]
         if old:
-            self._remove_snapshots(table, old)
+            refs = {name: ref.snapshot_id for name, ref in table.metadata.refs.items()}
+            self._commit_updates(table, refs, _updates().RemoveSnapshotsUpdate(snapshot_ids=old))
         return len(old)
 
-    def _remove_snapshots(self, table: Table, old: Sequence[int]) -> None:
-        """Remove snapshots if all branches and tags are where they were; the library does not ask for that."""
-        from pyiceberg.table import update
 
-        updates: Any = update  # its models take names that type checkers do not know
-        refs = table.metadata.refs.items()
-        requirements = (
-            updates.AssertTableUUID(uuid=table.metadata.table_uuid),
-            *[updates.AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id) for name, ref in refs],
-        )
-        with self.named_errors():
-            table.catalog.commit_table(table, requirements, (updates.RemoveSnapshotsUpdate(snapshot_ids=old),))
+def _updates() -> Any:
+    """The library's updates of a table: models that take names which type checkers do not know."""
+    from pyiceberg.table import update
+
+    return update
 
 
 def _line(version: IcebergVersion) -> Iterator[int]:

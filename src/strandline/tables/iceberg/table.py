@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -65,34 +65,22 @@ class IcebergVersion(TableVersion):
 
     transaction: Transaction
     disk: Disk
-    is_new: bool = False
+    metadata: TableMetadata
+    """The metadata of the table, with the changes of the transaction."""
     told: str = ""
     """What the history says of a change of columns by the transaction."""
+
+    @classmethod
+    def of(cls, transaction: Transaction, disk: Disk, **more: Any) -> IcebergVersion:
+        """The version on which a transaction begins, by its sequence number."""
+        found = transaction.table_metadata
+        number, own = max(0, found.next_sequence_number() - 1), (transaction, disk, found)
+        return cls(*own, id=str(found.table_uuid), number=number, properties=found.properties, **more)
 
     @property
     def table(self) -> Table:
         """The table as it was loaded, or staged."""
         return self.transaction._table  # noqa: SLF001 - the table being created has no other name
-
-    @cached_property
-    def metadata(self) -> TableMetadata:
-        """The metadata of the table, with the changes of the transaction."""
-        return self.transaction.table_metadata
-
-    @property
-    def id(self) -> str:
-        """The table's own id."""
-        return str(self.metadata.table_uuid)
-
-    @property
-    def number(self) -> int:
-        """Its sequence number."""
-        return max(0, self.metadata.next_sequence_number() - 1)
-
-    @property
-    def properties(self) -> Mapping[str, str]:
-        """The table's properties."""
-        return self.metadata.properties
 
     @property
     def columns(self) -> pa.Schema:
@@ -130,7 +118,7 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
                 return None
         # In memory only: the library would repeat a refused commit on a table that nobody has looked at.
         table.metadata.properties[_RETRIES] = "0"
-        return IcebergVersion(table.transaction(), self.disk)
+        return IcebergVersion.of(table.transaction(), self.disk)
 
     def new(self, since: Cursor) -> IcebergVersion:
         """A transaction that creates the table."""
@@ -141,7 +129,7 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
                 schema=iceberg_schema(self.shape.schema()),
                 properties={LOG_KEY: str(since.log_id), NAME_KEY: self.name, **properties_at(since, self.shape)},
             )
-        return IcebergVersion(created, self.disk, is_new=True)
+        return IcebergVersion.of(created, self.disk, is_new=True)
 
     def check_followed(self, version: IcebergVersion, log_id: UUID, *, is_rebuilt: bool = False) -> None:
         """``Diverged`` for a table of another log, or of none; ``InvalidInput`` for one of another kind."""
@@ -224,10 +212,6 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
         """The offset at which the rows begin: that of the newest snapshot that has it."""
         return start_in(version.metadata)
 
-    def first_start(self, version: IcebergVersion) -> int:
-        """The same: letters of a table are its own."""
-        return start_in(version.metadata)
-
     def sizes(self, version: IcebergVersion) -> dict[str, int]:
         """The data files; ``InvalidInput`` if rows are deleted by delete files."""
         return {path: file.file_size_in_bytes for path, file in self.data_files(version).items()}
@@ -250,7 +234,7 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
                 update.union_by_name(iceberg_schema(change.schema))
         except ValueError as error:
             raise SchemaRefused(f"The columns of the table {self.where} cannot be changed: {error}") from error
-        return replace(version, told=told_change(change))
+        return IcebergVersion.of(version.transaction, self.disk, found=version.found, told=told_change(change))
 
     def letters_upto(self, version: IcebergVersion, log_id: UUID) -> Cursor | None:
         """The cursor of the letters, proved as that of any table: no other table shares them."""

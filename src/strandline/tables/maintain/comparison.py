@@ -91,12 +91,8 @@ class ShareTask:
 
     def _shaped(self, records: pa.Table) -> pa.Table:
         rows = self.shape.rows(records).rows
-        if self.share is None or self.shape.has_record_keys:
-            return rows
-        return rows.filter(pa.array(self.share.mask(self._hashes(rows))))
-
-    def _hashes(self, rows: pa.Table) -> Any:
-        return key_hashes(rows.column(self.shape.names.key))
+        is_own = self.share is None or self.shape.has_record_keys
+        return rows if is_own or self.share is None else self.share.rows_of(rows, self.shape.names.key)
 
     def _found(self) -> tuple[pa.Table, list[str]]:
         """The table's rows in the share, and rows in files of other keys."""
@@ -111,7 +107,7 @@ class ShareTask:
 
     def _own(self, rows: pa.Table) -> pa.Table:
         if self.share is not None:
-            return rows.filter(pa.array(self.share.mask(self._hashes(rows))))
+            return self.share.rows_of(rows, self.shape.names.key)
         name = self.shape.names.offset
         if self.low is not None:
             rows = rows.filter(pc.greater_equal(rows.column(name), self.low))
@@ -121,7 +117,7 @@ class ShareTask:
         """The rows of a file that neither it nor this share should hold; the task with its lowest hash reports them."""
         if self.share is None or not covered.depth or not self.share.low <= covered.low < self.share.high:
             return []
-        hashes = self._hashes(rows)
+        hashes = key_hashes(rows.column(self.shape.names.key))
         is_stray = ~(covered.mask(hashes) | self.share.mask(hashes))
         return rows.filter(pa.array(is_stray)).to_pylist() if is_stray.any() else []
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import Conflict
+from strandline.errors import Conflict, NotFound
 from strandline.log.contract import Log
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Sink
-from strandline.tables.maintain.comparison import RowDifferences, ShareTask
+from strandline.storage.task_pool import TaskPool
+from strandline.tables.maintain.comparison import RowDifferences
 from strandline.tables.maintain.replay import LetterReplay, Replayed
 from strandline.tables.rows.bad_records import BadCount, BadShare
 from strandline.tables.rows.kinds import RAW, TYPED, Kind, Mode
@@ -25,14 +26,22 @@ from strandline.tables.work import Rebuild
 
 
 @dataclass(frozen=True, slots=True)
-class TableSize:
-    """Version, rows, files and bytes of a table, and its columns. SQL databases count no files."""
+class TableDescription:
+    """A table as it is now."""
 
+    url: str
+    kind: Kind
     version: int
     rows: int
     files: int
+    """SQL databases count none."""
     bytes: int
     columns: tuple[tuple[str, str], ...]
+    """Name and type of each."""
+    cursor: Cursor | None = None
+    """The follower's cursor, proved by the table's history; None if it has none for the given log."""
+    start: int | None = None
+    """The offset at which its rows begin: of its first follower, or of its last rebuild. None without a log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +110,18 @@ class MaintainedTable(Sink, ABC):
         """The offset at which the table began; ``NotFound`` if there is no table."""
 
     @abstractmethod
-    def size(self) -> TableSize:
-        """Its size; ``NotFound`` if there is no table."""
+    def size(self) -> TableDescription:
+        """Its size and columns; ``NotFound`` if there is no table."""
 
     @abstractmethod
     def recorded(self) -> RecordedTable | None:
         """What the table records; None for a table of another program. ``NotFound`` if there is none."""
 
     @abstractmethod
-    def comparison(self, upto: int, most: int) -> Sequence[ShareTask] | None:
-        """Tasks that compare the newest version with the log up to its cursor, ``most`` or fewer.
+    def compared(self, log: Log, pool: TaskPool) -> tuple[Cursor, RowDifferences]:
+        """Compare the rows with the log, from the table's start to its cursor, which is returned, too.
 
-        None if a database compares the rows (:class:`ComparedInDatabase`).
+        ``Conflict`` if the table is committed to all the time meanwhile.
         """
 
     @abstractmethod
@@ -167,12 +176,11 @@ def refuse_moved_on(former: Cursor, now: Cursor, where: str) -> None:
         )
 
 
-@runtime_checkable
-class ComparedInDatabase(Protocol):
-    """A table whose rows its database compares."""
+def no_table(where: str) -> NotFound:
+    """The error for a table that is not there."""
+    return NotFound(f"There is no table {where}: check the address, or let a follower make it.")
 
-    def compared(self, log: Log) -> tuple[Cursor, RowDifferences]:
-        """Compare the rows with the log, from the table's start to its cursor, which is returned, too.
 
-        ``Conflict`` if the table was committed to meanwhile.
-        """
+def committed_meanwhile(where: str) -> Conflict:
+    """The error for a comparison beside which a follower commits."""
+    return Conflict(f"The table {where} was committed to while it was compared: stop its follower, or try again.")

@@ -2,50 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Final
 
 import pyarrow as pa
 
-from strandline.errors import Conflict, InvalidInput, NotFound, Unsupported
+from strandline.errors import InvalidInput, Unsupported
 from strandline.log.addressed import log_at
 from strandline.log.contract import Log
 from strandline.model.addresses import Address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Start
 from strandline.storage.task_pool import TaskPool, ThreadPool
-from strandline.tables.maintain.comparison import RowDifferences, compared_shares
-from strandline.tables.maintain.contract import ComparedInDatabase, MaintainedTable
+from strandline.tables.maintain.contract import MaintainedTable, TableDescription
 from strandline.tables.maintain.opening import existing
 from strandline.tables.maintain.rebuilding import rebuild_table
 from strandline.tables.maintain.replay import Replayed
-from strandline.tables.rows.kinds import Kind
 
 GRACE_HOURS: Final = 168
 """Hours for which files are kept that no version names: a slow commit may still name them."""
 _MOST_HOURS: Final = 1_000_000
 """More hours mean the same, and are beyond the first year of calendars."""
-_TRIES: Final = 8
-"""Attempts to see a table's version and its cursor together."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableDescription:
-    """A table as it is now."""
-
-    url: str
-    kind: Kind
-    version: int
-    rows: int
-    files: int
-    bytes: int
-    columns: tuple[tuple[str, str], ...]
-    """Name and type of each."""
-    cursor: Cursor | None
-    """The follower's cursor, proved by the table's history; None if it has none for the given log."""
-    start: int | None = None
-    """The offset at which its rows begin: of its first follower, or of its last rebuild. None without a log."""
 
 
 def describe(sink: MaintainedTable | Address, log: Log | Address | None = None) -> TableDescription:
@@ -55,16 +33,13 @@ def describe(sink: MaintainedTable | Address, log: Log | Address | None = None) 
     has had.
     """
     table = _table(sink)
-    found, cursor = table.size(), None
-    if log is not None:
-        with log_at(log) as source:
-            table.meet(source)
-            cursor = table.cursor(source.log_id)
-    return TableDescription(
-        *(table.where, table.mode, found.version, found.rows, found.files, found.bytes, found.columns),
-        cursor,
-        None if cursor is None else table.start(),
-    )
+    found = table.size()
+    if log is None:
+        return found
+    with log_at(log) as source:
+        table.meet(source)
+        cursor = table.cursor(source.log_id)
+    return replace(found, cursor=cursor, start=None if cursor is None else table.start())
 
 
 def _table(sink: MaintainedTable | Address) -> MaintainedTable:
@@ -102,23 +77,8 @@ def verify(sink: MaintainedTable, log: Log | Address, *, pool: TaskPool | None =
     """
     with log_at(log) as source:
         sink.meet(source)
-        if isinstance(sink, ComparedInDatabase):
-            cursor, found = sink.compared(source)
-        else:
-            cursor, found = _compared_files(sink, source, pool or ThreadPool())
+        cursor, found = sink.compared(source, pool or ThreadPool())
     return TableCheck(cursor, found.rows, found.missing, found.extra, found.first)
-
-
-def _compared_files(sink: MaintainedTable, log: Log, pool: TaskPool) -> tuple[Cursor, RowDifferences]:
-    for _ in range(_TRIES):
-        cursor = sink.cursor(log.log_id)
-        if cursor is None:
-            raise NotFound(f"There is no table {sink.where}.")
-        sink.meet(log)  # the codec of the last record that the table has, or a newer one
-        tasks = sink.comparison(cursor.next, pool.count)
-        if sink.cursor(log.log_id) == cursor:  # otherwise rows and cursor may be of different versions
-            return cursor, compared_shares(log, tasks or (), pool, f"verify {sink.where}")
-    raise Conflict(f"The table {sink.where} was committed to while it was compared: stop its follower, or try again.")
 
 
 @checked

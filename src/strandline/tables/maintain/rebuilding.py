@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import TypeAlias
 
 from strandline.errors import CorruptData, InvalidInput, NotFound, Unsupported
 from strandline.log.contract import Log
@@ -13,16 +12,13 @@ from strandline.log.read.span_tasks import MOVES, spans_between
 from strandline.model.cursor import Cursor, Span, Start
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.task_pool import TaskPool, ThreadPool
-from strandline.tables.apply import Work
+from strandline.tables.apply import TableSink
 from strandline.tables.files.part import TablePart
 from strandline.tables.maintain.comparison import RowDifferences, compared_shares, share_tasks
-from strandline.tables.maintain.contract import ComparedInDatabase, MaintainedTable
+from strandline.tables.maintain.contract import MaintainedTable
 from strandline.tables.maintain.range_pin import rebuild_pin
 from strandline.tables.work import IN_PROCESS, Rebuild, Workers
 from strandline.tables.written import Written
-
-Rewrite: TypeAlias = Callable[[Cursor, Cursor, Work, int], None]
-"""Replaces all rows of a table by those that workers write; takes the two cursors, the work and their number."""
 
 
 def rebuild_table(
@@ -40,7 +36,7 @@ def rebuild_table(
 
     See :func:`~strandline.tables.maintain.operations.rebuild`.
     """
-    if workers is not None and isinstance(sink, ComparedInDatabase):
+    if workers is not None and not isinstance(sink, TableSink):
         raise Unsupported(f"The table {sink.where} is written in one transaction: build it again without Spark.")
     sink.meet(log)
     beginning = None if start is None else cursor_of(log, start)
@@ -59,40 +55,30 @@ def rebuild_table(
         return sink.rebuilt(job)
 
 
-def rebuilt_files(job: Rebuild, began: int, rewrite: Rewrite, where: str) -> Cursor:
-    """Rebuild a table of files, which began at the offset ``began``; returns its cursor.
+def written_again(
+    job: Rebuild, parts: Sequence[TablePart], spans: Sequence[Span], held: range, where: str
+) -> Sequence[Written]:
+    """Let workers write new rows for the offsets of a rebuild, and compare them with the log: nothing is committed.
 
-    The workers' files are compared with the log before ``rewrite`` commits them.
+    They write again if records moved to the cold tier since they were planned.
     """
-    beginning, spans, end = job.planned(began)
-    workers = job.workers or IN_PROCESS
-
-    def work(parts: Sequence[TablePart]) -> Sequence[Written]:
-        done = _written(job, parts, spans, range(beginning.next, end.next))
-        if job.is_verified:
-            part = parts[0]
-            paths = [file.path for one in done for file in one.added]
-            held = range(beginning.next, end.next)
-            tasks = share_tasks(part.shape, part.schema, part.files, paths, held, job.pool.count)
-            check_rebuilt(compared_shares(job.log, tasks, job.pool, f"verify the new rows of {where}"), where)
-        return done
-
-    rewrite(beginning, end, work, workers.tasks(spans))
-    return end
-
-
-def _written(job: Rebuild, parts: Sequence[TablePart], spans: Sequence[Span], held: range) -> Sequence[Written]:
-    """Let the workers write; again if records moved to the cold tier since they were planned."""
     workers = job.workers or IN_PROCESS
     for _ in range(MOVES):
         try:
-            return workers.run(parts, spans, f"rebuild of offsets {held.start:,} to {held.stop:,}")
+            done = workers.run(parts, spans, f"rebuild of offsets {held.start:,} to {held.stop:,}")
+            break
         except NotFound:
             moved = spans_between(job.log, held.start, held.stop)  # CursorExpired if they were trimmed
             if list(moved) == list(spans):
                 raise
             spans = moved
-    raise NotFound(f"Records of {job.log!r} moved {MOVES} times while a table was built from them: try again.")
+    else:
+        raise NotFound(f"Records of {job.log!r} moved {MOVES} times while a table was built from them: try again.")
+    if job.is_verified:
+        part, paths = parts[0], [file.path for one in done for file in one.added]
+        tasks = share_tasks(part.shape, part.schema, part.files, paths, held, job.pool.count)
+        check_rebuilt(compared_shares(job.log, tasks, job.pool, f"verify the new rows of {where}"), where)
+    return done
 
 
 def check_rebuilt(found: RowDifferences, where: str) -> None:

@@ -99,21 +99,6 @@ class ReplayedTable(Protocol):
         """Commit the changes, if any, then remove the letters with these offsets; or both in one step."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Chosen:
-    """The letters to replay: their changes, and the offsets that are done once these are in the table."""
-
-    changes: pa.Table
-    done: pa.Array
-    bad: pa.Table
-    expired: int
-    of_others: int
-
-    def result(self) -> Replayed:
-        unreadable = len(distinct(self.bad.column("offset")))
-        return Replayed(len(self.done), unreadable, self.expired, first_bad(self.bad), self.of_others)
-
-
 @dataclass(slots=True)
 class LetterReplay:
     """Replays the letters of one table.
@@ -141,15 +126,6 @@ class LetterReplay:
         return repeated(self.where, self.opened, lambda table: self._held(table, table.letters().rows), nothing)
 
     def _replayed(self, table: ReplayedTable) -> Replayed:
-        chosen = self._chosen(table)
-        changes = None
-        if chosen.changes.num_rows:
-            changes = (self._since if self.shape.is_keyed else self._missing)(table, chosen.changes)
-        if len(chosen.done):
-            table.apply(changes, chosen.done)
-        return chosen.result()
-
-    def _chosen(self, table: ReplayedTable) -> _Chosen:
         own = table.letters()
         found, expired, first = self._held(table, own.rows), 0, self.log.bounds().first
         prove_letters(self.log, table.cursor, found, first, self.where)
@@ -158,9 +134,15 @@ class LetterReplay:
             expired = found.num_rows - (pc.sum(is_kept).as_py() or 0)
             found = found.filter(is_kept)
         shaped = self.shaped(found.select(READ_SCHEMA.names).cast(READ_SCHEMA))
-        offsets = distinct(found.column("offset"))
-        is_done = pc.invert(pc.is_in(offsets, value_set=distinct(shaped.bad.column("offset"))))
-        return _Chosen(shaped.rows, offsets.filter(is_done), shaped.bad.sort_by("offset"), expired, own.of_others)
+        bad, offsets = shaped.bad.sort_by("offset"), distinct(found.column("offset"))
+        unreadable = distinct(bad.column("offset"))
+        done = offsets.filter(pc.invert(pc.is_in(offsets, value_set=unreadable)))
+        changes = None
+        if shaped.rows.num_rows:
+            changes = (self._since if self.shape.is_keyed else self._missing)(table, shaped.rows)
+        if len(done):
+            table.apply(changes, done)
+        return Replayed(len(done), len(unreadable), expired, first_bad(bad), own.of_others)
 
     @staticmethod
     def _held(table: ReplayedTable, letters: pa.Table) -> pa.Table:

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from strandline.errors import InvalidInput, SchemaRefused
 from strandline.log.read.value_format import named_codec
-from strandline.model.arguments import shown
 from strandline.tables.rows.kinds import TYPED, Mode
 from strandline.tables.rows.shape import ArrowTransform, TableShape
 from strandline.tables.rows.tombstones import Tombstones
@@ -114,8 +113,6 @@ def shape_of(
     has_plain_types: bool = False,
 ) -> TableShape:
     """The shape of a table by the options of its sink, as far as it does not depend on the log."""
-    if isinstance(value, str) and value != "log":
-        raise InvalidInput(f"value is a codec, or 'log' for the one that the log names, not {shown(value)}.")
     kind, codec = "latest" if mode == "marked" else mode, None if isinstance(value, str) else value
     columns = (key,) if isinstance(key, str) else tuple(key)
     return TableShape(kind, codec, columns, transform, mode == "marked", has_plain_types, tombstones)

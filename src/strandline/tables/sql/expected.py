@@ -14,7 +14,6 @@ from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA
 from strandline.tables.files.layout import HashRange, shares
 from strandline.tables.files.part import changes_schema, in_schema, narrowed
-from strandline.tables.rows.hashing import key_hashes
 from strandline.tables.rows.kinds import merge_latest
 from strandline.tables.sql.changes import ChangePlanner
 
@@ -72,10 +71,5 @@ class ExpectedRows:
     def _changes(self, records: pa.Table, share: HashRange) -> pa.Table:
         shape = self.planner.shape
         if shape.has_record_keys:
-            records = _within(records, "key", share)
-        rows = self.planner.shaped(records).rows
-        return rows if shape.has_record_keys else _within(rows, shape.names.key, share)
-
-
-def _within(rows: pa.Table, key: str, share: HashRange) -> pa.Table:
-    return rows.filter(pa.array(share.mask(key_hashes(rows.column(key))))) if share.depth else rows
+            return self.planner.shaped(share.rows_of(records, "key")).rows
+        return share.rows_of(self.planner.shaped(records).rows, shape.names.key)

@@ -9,11 +9,11 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import Conflict, NotFound
+from strandline.errors import Conflict
 from strandline.model.cursor import Cursor
 from strandline.storage.clock import CHANCE
 from strandline.tables.maintain.replay import LetterChanges, OwnLetters
-from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows, refuse_lost_transform
+from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows
 from strandline.tables.sql.changes import ChangePlanner
 from strandline.tables.sql.database import Database
 from strandline.tables.sql.state import CursorRow, Expected
@@ -66,7 +66,7 @@ class ReplayedSql:
             if planned is not None:
                 transaction.stage(planned)
             transaction.lock()
-            found = self.expected.proved(transaction.read_table(), self.row.cursor.log_id, None)
+            found = self.expected.proved(transaction.read_table(), self.row.cursor.log_id)
             # A concurrent replay moves no cursor: the letters themselves tell whether it was faster.
             if found != self.row or transaction.remove_letters(done.to_pylist()) != len(done):
                 raise Conflict(f"The table {self.expected.where} was committed to while its letters were replayed.")
@@ -84,8 +84,5 @@ def replayed_sql(
     database: Database, expected: Expected, planner: ChangePlanner, log_id: UUID
 ) -> Iterator[ReplayedSql | None]:
     """The table and its letters. ``NotFound`` without a table, ``Diverged`` if it is not the one of the log."""
-    row = expected.proved(database.read_table(), log_id, None)
-    if row is None:
-        raise NotFound(f"There is no table {expected.where}.")
-    refuse_lost_transform(planner.shape, expected.where, is_transformed=row.is_transformed)
+    row = expected.existing(database.read_table(), log_id, planner.shape)
     yield ReplayedSql(database, expected, planner, row)

@@ -13,7 +13,6 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import (
-    Conflict,
     Diverged,
     InvalidInput,
     NotFound,
@@ -21,13 +20,21 @@ from strandline.errors import (
     TransientStorageError,
 )
 from strandline.log.contract import Log
-from strandline.model.arguments import Positive, checked
+from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.sink import remaining
 from strandline.storage.clock import CHANCE
+from strandline.storage.task_pool import TaskPool
 from strandline.tables.claim import TableClaim
 from strandline.tables.maintain.comparison import RowDifferences
-from strandline.tables.maintain.contract import MaintainedTable, RecordedTable, TableSize, refuse_moved_on
+from strandline.tables.maintain.contract import (
+    MaintainedTable,
+    RecordedTable,
+    TableDescription,
+    committed_meanwhile,
+    no_table,
+    refuse_moved_on,
+)
 from strandline.tables.maintain.replay import LetterReplay
 from strandline.tables.rows.kinds import KINDS
 from strandline.tables.rows.logged import Value
@@ -37,7 +44,7 @@ from strandline.tables.sql.database import Database, SqlTransaction
 from strandline.tables.sql.expected import ExpectedRows, record_ranges
 from strandline.tables.sql.rebuilding import SqlRebuild
 from strandline.tables.sql.replay import replayed_sql
-from strandline.tables.sql.state import CursorRow, Expected, LastCommit, SeenTable
+from strandline.tables.sql.state import CursorRow, Expected, SeenTable
 from strandline.tables.work import Rebuild
 
 
@@ -74,7 +81,8 @@ class SqlSink(MaintainedTable):
             key=json.dumps(shape.key),
         )
         self._has_dead_letters = dead_letters
-        self._held: LastCommit | None = None
+        self._held: CursorRow | None = None
+        """That of the last commit that a follower with this object knows of."""
         self._claim: TableClaim[int] | None = None
         self._unanswered: set[str] = set()
         """Numbers of commits whose answers were lost: they may still land."""
@@ -116,8 +124,11 @@ class SqlSink(MaintainedTable):
         """
         self._logged.check_met()
         with self._lock:
-            row = self._expected.proved(self._database.read_table(), log_id, self._held)
+            row = self._proved(self._database.read_table(), log_id)
         return None if row is None else row.cursor
+
+    def _proved(self, seen: SeenTable, log_id: UUID) -> CursorRow | None:
+        return self._expected.proved(seen, log_id, self._held, self._unanswered)
 
     def resume(self, log_id: UUID) -> Cursor | None:
         """The cursor for a starting follower, by the database alone."""
@@ -125,7 +136,7 @@ class SqlSink(MaintainedTable):
         with self._lock:
             self._held = None
             self._refresh()
-            row = self._expected.proved(self._database.read_table(), log_id, None)
+            row = self._expected.proved(self._database.read_table(), log_id)
             self._claim = _started(row).started_again(self._claim)
         return None if row is None else row.cursor
 
@@ -151,7 +162,7 @@ class SqlSink(MaintainedTable):
             if seen.identity is None or seen.row is None or seen.row.cursor.log_id != log_id:
                 raise NotFound(f"There is no table {self._expected.where} with a cursor in log {log_id} to adopt.")
             row = replace(seen.row, identity=seen.identity)
-            self._expected.proved(replace(seen, row=row), log_id, None)
+            self._expected.proved(replace(seen, row=row), log_id)
             self._accept(transaction, seen.row, row)
         return row.cursor
 
@@ -162,9 +173,7 @@ class SqlSink(MaintainedTable):
         """
         with self._lock, self._database.writing() as transaction:
             transaction.lock()
-            row = self._expected.proved(transaction.read_table(), former.log_id, None)
-            if row is None:
-                raise NotFound(f"There is no table {self.where}.")
+            row = self._expected.existing(transaction.read_table(), former.log_id)
             refuse_moved_on(former, row.cursor, self.where)
             self._accept(transaction, row, replace(row, cursor=to))
 
@@ -179,7 +188,7 @@ class SqlSink(MaintainedTable):
         with self._lock:
             self._refresh()
             while True:
-                found = self._expected.proved(self._database.read_table(), since.log_id, self._held)
+                found = self._proved(self._database.read_table(), since.log_id)
                 claim = self._claim = self._claim or _started(found)
                 if found is None and claim.at is not None:
                     raise self._expected.dropped(claim.at)
@@ -201,54 +210,45 @@ class SqlSink(MaintainedTable):
                     self._bad_count.records += changes.bad.num_rows
                     return
 
-    def _existing(self) -> SeenTable:
+    def _existing(self) -> CursorRow | None:
         seen = self._database.read_table()
         if seen.identity is None:
-            raise NotFound(f"There is no table {self.where}.")
-        return seen
+            raise no_table(self.where)
+        return seen.row
 
     def start(self) -> int:
         """The offset at which the table began to follow its log; ``NotFound`` if there is no table."""
-        row = self._existing().row
+        row = self._existing()
         return 0 if row is None else row.start
 
-    def size(self) -> TableSize:
-        """Its size; ``NotFound`` if there is no table. The version is the number of followers that it has had."""
-        row = self._existing().row
+    def size(self) -> TableDescription:
+        """Its size and columns; ``NotFound`` if there is no table. The version is how many followers it has had."""
+        row = self._existing()
         with self._database.reading() as transaction:
             rows, size = transaction.size()
         columns = () if row is None else tuple((field.name, self._database.type_of(field)) for field in row.schema)
-        return TableSize(0 if row is None else row.epoch, rows, 0, size, columns)
+        return TableDescription(self.where, self.mode, 0 if row is None else row.epoch, rows, 0, size, columns)
 
     def recorded(self) -> RecordedTable | None:
         """What the table records; None for a table of another program. ``NotFound`` if there is none."""
-        row = self._existing().row
+        row = self._existing()
         mode = next((kind for kind in KINDS if row is not None and kind == row.mode), None)
         if mode is None or row is None:
             return None
         with self._database.reading() as transaction:
             return RecordedTable(mode, row.schema, row.is_transformed, transaction.has_letters())
 
-    def comparison(self, upto: int, most: Positive) -> None:
-        """None: the database compares the rows itself."""
-
-    def compared(self, log: Log) -> tuple[Cursor, RowDifferences]:
+    def compared(self, log: Log, pool: TaskPool) -> tuple[Cursor, RowDifferences]:
         """Compare the rows, in the database; see :func:`~strandline.tables.maintain.operations.verify`."""
         with self._lock:
-            row = self._expected.proved(self._database.read_table(), log.log_id, None)
-            if row is None:
-                raise NotFound(f"There is no table {self.where}.")
+            row = self._expected.existing(self._database.read_table(), log.log_id, self._shape)
             self._refresh()  # the codec of the last record that the table has, or a newer one
-            refuse_lost_transform(self._shape, self.where, is_transformed=row.is_transformed)
             read = partial(record_ranges, log, log.cursor_at(row.start), row.cursor.next)
             expected = ExpectedRows(self._planner(row.schema), row.schema, read, self.size().bytes)
             with self._database.reading() as transaction:
                 found = transaction.compared(expected.pieces(), row.schema)
                 if transaction.read_table().row != row:
-                    raise Conflict(
-                        f"The table {self.where} was committed to while it was compared: stop its follower, or try "
-                        "again."
-                    )
+                    raise committed_meanwhile(self.where)
         return row.cursor, found
 
     def rebuilt(self, job: Rebuild) -> Cursor:
@@ -259,10 +259,7 @@ class SqlSink(MaintainedTable):
         """
         with self._lock, self._database.writing(is_long=True) as transaction:
             transaction.lock()
-            found = self._expected.proved(transaction.read_table(), job.log.log_id, None)
-            if found is None:
-                raise NotFound(f"There is no table {self.where}.")
-            refuse_lost_transform(self._shape, self.where, is_transformed=found.is_transformed)
+            found = self._expected.existing(transaction.read_table(), job.log.log_id, self._shape)
             beginning, _, end = job.planned(found.start)
             self._refresh()  # the codec of the last record, or a newer one
             row = SqlRebuild(transaction, self._planner(found.schema), job, beginning, end, self.where).run(found)
@@ -306,7 +303,7 @@ class SqlSink(MaintainedTable):
                 transaction.stage(changes)
                 transaction.lock()
                 seen = transaction.read_table()
-                row_now = self._expected.proved(seen, since.log_id, self._held)
+                row_now = self._proved(seen, since.log_id)
                 if row_now != found:
                     if seen.row is not None and seen.row.commit_id in self._unanswered:
                         self._hold(seen.row, claim)
@@ -333,8 +330,6 @@ class SqlSink(MaintainedTable):
                 if not transaction.store(row, before):
                     raise self._expected.fenced()
                 self._unanswered.add(commit_id)
-                if self._held is not None:
-                    self._held = replace(self._held, unanswered=frozenset(self._unanswered))
         except TransientStorageError:
             if not self._is_stored(commit_id):
                 raise
@@ -343,7 +338,7 @@ class SqlSink(MaintainedTable):
         return True
 
     def _hold(self, row: CursorRow, claim: TableClaim[int]) -> None:
-        self._held = LastCommit(row)
+        self._held = row
         claim.hold(row.epoch)
         self._unanswered.clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -13,6 +14,8 @@ import pyarrow as pa
 from strandline.errors import CorruptData, Diverged, Fenced, InvalidInput
 from strandline.model.cursor import Cursor
 from strandline.tables.claim import replaced
+from strandline.tables.maintain.contract import no_table
+from strandline.tables.rows.shape import TableShape, refuse_lost_transform
 from strandline.tables.sql.columns import CURSORS, TypeOf
 
 REMEDY: Final = (
@@ -79,15 +82,6 @@ NO_TABLE: Final = SeenTable(None, {}, None)
 
 
 @dataclass(frozen=True, slots=True)
-class LastCommit:
-    """The last commit of a running follower, as it remembers it."""
-
-    row: CursorRow
-    unanswered: frozenset[str] = frozenset()
-    """The numbers of later commits that had no answer."""
-
-
-@dataclass(frozen=True, slots=True)
 class Expected:
     """The state that a sink expects of its table."""
 
@@ -101,14 +95,18 @@ class Expected:
     key: str = "[]"
     """The columns that identify a row, as JSON."""
 
-    def proved(self, seen: SeenTable, log_id: UUID, held: LastCommit | None) -> CursorRow | None:
+    def proved(
+        self, seen: SeenTable, log_id: UUID, held: CursorRow | None = None, unanswered: AbstractSet[str] = frozenset()
+    ) -> CursorRow | None:
         """The cursor row of the table, which is the known one and has its columns; None if there is no table yet.
 
+        ``held``: that of the last commit of a running follower; later ones had no answer, with the numbers
+        ``unanswered``.
         ``Diverged`` if it is another table than the one that the row describes, or follows another log.
         """
         if seen.identity is None:
             if held is not None:
-                raise self.dropped(held.row.cursor.next)
+                raise self.dropped(held.cursor.next)
             return None
         row = seen.row
         if row is None or row.cursor.log_id != log_id or row.name != self.name:
@@ -131,7 +129,7 @@ class Expected:
             )
         self._check_columns(seen, row)
         if held is not None:
-            self._check_held(row, held)
+            self._check_held(row, held, unanswered)
         return row
 
     def _check_columns(self, seen: SeenTable, row: CursorRow) -> None:
@@ -150,13 +148,22 @@ class Expected:
                     "follower cannot write to it: give the column a default, or drop it."
                 )
 
-    def _check_held(self, row: CursorRow, held: LastCommit) -> None:
-        is_own = row.cursor == held.row.cursor or row.commit_id in held.unanswered
-        is_moved = not is_own if row.epoch == held.row.epoch else row.epoch < held.row.epoch
-        if is_moved or row.cursor.next < held.row.cursor.next:
+    def existing(self, seen: SeenTable, log_id: UUID, shape: TableShape | None = None) -> CursorRow:
+        """The cursor row of a table that is there, and that a sink of this shape may write; ``NotFound`` if none is."""
+        row = self.proved(seen, log_id)
+        if row is None:
+            raise no_table(self.where)
+        if shape is not None:
+            refuse_lost_transform(shape, self.where, is_transformed=row.is_transformed)
+        return row
+
+    def _check_held(self, row: CursorRow, held: CursorRow, unanswered: AbstractSet[str]) -> None:
+        is_own = row.cursor == held.cursor or row.commit_id in unanswered
+        is_moved = not is_own if row.epoch == held.epoch else row.epoch < held.epoch
+        if is_moved or row.cursor.next < held.cursor.next:
             raise Diverged(
                 f"The cursor of the table {self.where} is {row.cursor.next}, and its follower had committed "
-                f"{held.row.cursor.next}: an older copy was put in its place, or its row in {CURSORS} was changed. "
+                f"{held.cursor.next}: an older copy was put in its place, or its row in {CURSORS} was changed. "
                 "Start the follower again to continue from there, if the table is right."
             )
 
