@@ -41,6 +41,7 @@ def test_a_small_demo_is_exact_while_the_naive_twin_is_not(tmp_path: Path) -> No
     assert [event["kind"] for event in facts["events"]].count("kill") == 2
     pinning = [slot["slot"] for slot in facts["lag"]["slots"] if slot["pins_floor"]]
     assert pinning == ["stalled-report"]
+    assert "EXACT" in Path(facts["report"]).read_text()
     assert left_over(home) == []
     assert list(tmp_path.iterdir()) == [home], "it writes into a folder of its own"
 

@@ -7,19 +7,21 @@ import io
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pyarrow as pa
 import pytest
 from rich.console import Console
 
 import strandline as sl
-from strandline.cli.demo import command
+from strandline.cli.demo import command, picture
 from strandline.cli.demo.changes import ORDER, Change, DemoWorkload, changes
 from strandline.cli.demo.command import Demo
 from strandline.cli.demo.comparison import (
@@ -35,6 +37,7 @@ from strandline.cli.demo.comparison import (
     truth,
     values_of,
 )
+from strandline.cli.demo.page import page
 from strandline.cli.demo.processes import DemoFolder, Process, ProcessGroup, failure_in
 from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, event_line, sparkline, summary
 from strandline.cli.demo.workers import table_of
@@ -219,7 +222,10 @@ def finished() -> DemoResult:
     state = StateDifference(rows=90, missing=0, extra=0, different=0, doubled=0)
     made = ChangesDifference(rows=1000, lost=0, doubled=0, disordered=0)
     result = DemoResult(DemoWorkload(1000, 100, 3, 7), seconds=12.5)
-    result.samples = [Sample(float(t), min(1000, 100 * t), 80 * t, 90 * t, 0 if t < 6 else 1000) for t in range(12)]
+    result.samples = [
+        Sample(float(t), min(1000, 100 * t), 80 * t, 90 * t, 0 if t < 6 else 1000, 0 if t in {4, 5} else 1)
+        for t in range(12)
+    ]
     result.events = [
         DemoEvent(0.0, "start", "it <starts> & runs"),
         DemoEvent(1.0, "up", "Spark is up"),
@@ -257,6 +263,40 @@ def test_the_summary_shows_the_lag_over_time() -> None:
     assert "orders table  ▁▁▂▃▃▄▅▅▆▇█▅ at most 200" in shown(finished())
 
 
+def parsed(text: str) -> ET.Element:
+    return ET.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
+
+
+def test_the_page_is_well_formed_and_holds_what_was_found() -> None:
+    root = parsed(page(finished()))
+    text = "".join(root.itertext())
+    for expected in ("EXACT", "54,321", "12,345", "it <starts> & runs", "stalled-report", "pins the floor"):
+        assert expected in text
+    assert "the checkpoint is deleted" in text
+    assert "pre" not in {element.tag for element in root.iter()}, "a page, not the text of a terminal"
+
+
+def test_the_page_needs_nothing_but_itself() -> None:
+    text = page(finished())
+    assert not re.search(r"<(script|link|img|iframe|object)\b|@import|url\(|\bsrc=|\bhref=", text)
+    assert not re.findall(r"https?://[^\s\"']+", text)
+    assert "color-scheme: light dark" in text
+
+
+def test_the_picture_shows_each_reader_the_kills_and_the_outages() -> None:
+    root = parsed(page(finished()))
+    (shown,) = root.iter("svg")
+    assert [len(line.attrib["points"].split()) for line in shown.iter("polyline")] == [12] * 4
+    assert [line.attrib["class"] for line in shown.iter("line")].count("kill") == 1
+    (outage, _key) = [box for box in shown.iter("rect") if box.attrib.get("class") == "down"]
+    assert float(outage.attrib["width"]) > 0
+    assert "SIGKILL" in "".join(shown.itertext())
+
+
+def test_a_picture_of_nothing_is_a_picture() -> None:
+    assert ET.fromstring(picture.drawn([], [])).tag == "svg"
+
+
 def test_a_wrong_result_is_called_wrong() -> None:
     result = finished()
     assert result.compared is not None
@@ -274,7 +314,7 @@ def test_a_naive_twin_that_is_right_by_chance_is_reported_as_right() -> None:
 
 
 @pytest.mark.parametrize(("doubled", "status"), [(0, 0), (1, 1)])
-def test_the_demo_s_status_is_its_verdict_and_only_a_named_folder_is_kept(
+def test_the_demo_s_status_is_its_verdict_and_its_report_is_kept(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, doubled: int, status: int
 ) -> None:
     result = finished()
@@ -284,7 +324,11 @@ def test_the_demo_s_status_is_its_verdict_and_only_a_named_folder_is_kept(
     done = run("demo")
     assert done.exit_code == status, done.output
     assert ("WRONG" if status else "EXACT: all tables") in done.stdout
-    assert list(tmp_path.iterdir()) == []
+    (home,) = tmp_path.iterdir()
+    assert home.stat().st_mode & 0o777 == 0o700
+    (report,) = home.iterdir()
+    assert done.stdout.splitlines()[-1] == f"Report: {report}"
+    assert report.suffix == ".html"
     assert run("demo", "--dir", tmp_path / "kept").exit_code == status
     assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o700
 
@@ -292,7 +336,7 @@ def test_the_demo_s_status_is_its_verdict_and_only_a_named_folder_is_kept(
 def test_the_rate_of_spark_is_that_of_its_best_five_seconds() -> None:
     result = finished()
     applied = [0, 0, 0, 100, 200, 300, 400, 500, 500, 500, 510]
-    result.samples = [Sample(float(t), 1000, orders, 0, 0) for t, orders in enumerate(applied)]
+    result.samples = [Sample(float(t), 1000, orders, 0, 0, 1) for t, orders in enumerate(applied)]
     assert result.rates()["followed"] == pytest.approx(100)
 
 

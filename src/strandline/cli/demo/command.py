@@ -20,6 +20,7 @@ from rich.constrain import Constrain
 
 from strandline.cli.demo.changes import DemoWorkload
 from strandline.cli.demo.comparison import compare, truth
+from strandline.cli.demo.page import page
 from strandline.cli.demo.processes import (
     LATE_SLOT,
     SLOT,
@@ -74,7 +75,7 @@ def demo(
     *,
     records: Annotated[int, typer.Option(metavar="N", min=1000, help="How many changes.")] = 1_000_000,
     dir: Annotated[  # noqa: A002
-        Path | None, typer.Option(metavar="FOLDER", help="Keep log and tables in this new folder.")
+        Path | None, typer.Option(metavar="FOLDER", help="Keep log, table and report in this new folder.")
     ] = None,
 ) -> None:
     """Kill a Spark pipeline at its worst moments, delete its checkpoint, and count what is wrong: nothing.
@@ -91,8 +92,11 @@ def demo(
         if find_spec(module) is None:
             raise MissingExtra(f"The demo needs the extra {extra!r}: pip install 'strandline[{extra}]'.")
     folder, kept = DemoFolder(_new_folder(dir)), set[Path]()
+    report = folder.path / "report.html"
     try:
         result = _run(DemoWorkload(records, records // _CHANGES_OF_A_KEY), folder)
+        report.write_text(page(result), encoding="utf-8")
+        kept = {report}
     except StrandlineError:
         kept = {folder.output}  # the error names a file of it
         raise
@@ -102,7 +106,8 @@ def demo(
                 shutil.rmtree(found, ignore_errors=True)
             with suppress(OSError):
                 folder.path.rmdir()
-    show.answer(result.fields(), lambda: summary(result, show.out().width))
+    document = {**result.fields(), "report": str(report)}
+    show.answer(document, lambda: summary(result, show.out().width), f"Report: {report}")
     if not result.comparison.exact:
         raise typer.Exit(1)
 
@@ -151,6 +156,7 @@ class Demo:
         self._show = show
         self._began = time.monotonic()
         self._producers: list[Process] = []
+        self._run = 0
         self._next_sample = 0.0
         self._next_print = 0.0
         folder.prepare()
@@ -177,6 +183,7 @@ class Demo:
 
     def _start_spark(self, run: int) -> Process:
         child = self._brought_up(run)
+        self._run = run
         self._event("up", f"Spark is up, run {run}; the table is at offset {self._sample().orders:,}")
         self._allow(_ALLOWED[run])
         return child
@@ -270,6 +277,7 @@ class Demo:
 
     def _kill(self, spark: Process, text: str) -> None:
         self._processes.kill(spark)
+        self._run = 0
         self._event("kill", text)
 
     def _allow(self, part: float) -> None:
@@ -290,6 +298,7 @@ class Demo:
             orders=slots.get(SLOT, 0),
             naive=read_marker(self._folder.naive_position) or 0,
             changes=slots.get(LATE_SLOT, 0),
+            run=self._run,
         )
 
     def _wait_for_table(self, part: float) -> None:

@@ -33,13 +33,14 @@ _STYLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The end of the log and the offset of each reader, after ``at`` seconds."""
+    """The end of the log and the offset of each reader, ``at`` seconds; ``run`` is 0 while Spark is down."""
 
     at: float
     produced: int
     orders: int
     naive: int
     changes: int
+    run: int
 
 
 @dataclass(frozen=True, slots=True)
