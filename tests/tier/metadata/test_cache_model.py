@@ -24,6 +24,7 @@ from strandline.tier.metadata import cache as cache_module
 from strandline.tier.metadata import cache_rows
 from strandline.tier.metadata import terms as terms_module
 from strandline.tier.metadata.cache import SegmentCache
+from strandline.tier.metadata.columns import SegmentColumns
 from strandline.tier.metadata.lifecycle import add_segment, advance_deletion, update_segment
 from tests.cases import examples, some
 
@@ -296,7 +297,6 @@ def same_in_whichever_term(cache, model, partition):
 def _small(monkeypatch):
     """Small bounds, so that short histories reach them."""
     monkeypatch.setattr(cache_module, "_REMEMBERED", REMEMBERED)
-    monkeypatch.setattr(terms_module, "_CHUNK", 2)
 
 
 @pytest.mark.parametrize(
@@ -383,24 +383,20 @@ def test_a_sorted_map_of_starts_is_one():
 
 
 def test_overlapping_ranges_are_found_by_rank():
-    chance, overlaps, plain = random.Random(2), terms_module.Overlaps(), {}
+    chance, index, plain = random.Random(2), terms_module.TermIndex(SegmentColumns()), {}
     for stretch in range(400):
         start = chance.choice([chance.randrange(60), 2**63 - 1 - chance.randrange(60)])
         end = chance.choice([min(start + chance.randrange(30), 2**63 - 1), 2**63 - 1])
         rank = (chance.randrange(2), start, -end, 0, stretch)
-        overlaps.add(rank, start, end)
+        index._overlaps[stretch] = rank, start, end
         plain[stretch] = rank
         if chance.random() < 0.6:
             gone = chance.choice(list(plain))
-            overlaps.discard(gone)
-            del plain[gone]
-        assert overlaps.first() == min((rank[1] for rank in plain.values()), default=terms_module.NONE)
+            del index._overlaps[gone], plain[gone]
+        assert index.lowest() == min((rank[1] for rank in plain.values()), default=terms_module.NONE)
         for offset in (chance.randrange(90), 2**62, 2**63 - 1 - chance.randrange(60)):
             holding = [rank for rank in plain.values() if rank[1] <= offset <= -rank[2]]
-            assert overlaps.find(offset) == (max(holding)[-1] if holding else terms_module.NONE)
-    for stretch in list(plain):
-        overlaps.discard(stretch)
-    assert not overlaps
+            assert index.find(offset) == (max(holding)[-1] if holding else terms_module.NONE)
 
 
 def check_history(events):
