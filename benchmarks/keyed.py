@@ -10,9 +10,10 @@ from statistics import median
 import pyarrow as pa
 
 from benchmarks.harness import Result, in_turns, scratch, seconds
+from strandline.followers.events import Batching
 from strandline.followers.stores.append_log import AppendLogStore
 from strandline.followers.stores.rocks import RocksStore
-from strandline.followers.watch.api import Batching, watch_applied
+from strandline.followers.watch.api import watch_applied
 from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates

@@ -9,6 +9,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import CursorExpired, Diverged, Gap, InvalidInput, NotReady, StorageError, StrandlineError
+from strandline.followers.watch.exports import Exports
 from strandline.kv.contract import Ended, KeyListing, Listed
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Scope, Update, Updates
@@ -204,7 +205,7 @@ class ModelApply:
             world.breaks(f"The removal of {update.key!r} came after it was listed again.")
 
 
-class ModelExports:
+class ModelExports(Exports):
     """The requests for exports."""
 
     def __init__(self, stage: Stage) -> None:

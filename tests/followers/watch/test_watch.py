@@ -12,7 +12,8 @@ import pytest
 from strandline.errors import Gap, InvalidInput, NotReady, StorageError
 from strandline.followers.events import Batching
 from strandline.followers.stores.state import MemoryStore
-from strandline.followers.watch.api import WATCHING, watch_applied
+from strandline.followers.watch.api import watch_applied
+from strandline.followers.watch.run import WATCHING
 from strandline.kv.contract import Ended, Listed
 from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Any, Final, Literal, Self, TypeVar, Unpack
 
 from strandline.errors import (
     CorruptData,
@@ -19,13 +19,10 @@ from strandline.errors import (
     UnsupportedVersion,
     UsedAcrossFork,
 )
-from strandline.followers.events import Batching
-from strandline.followers.watch.exports import Exports
-from strandline.followers.watch.run import WATCHING, AppliedWatch, Options, Resume, awaiting, finishing
+from strandline.followers.watch.run import AppliedWatch, Options, Resume, WatchOptions, awaiting, finishing
 from strandline.kv.contract import KeyValueReader, Watcher
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
-from strandline.model.keyed import EVERYTHING, Scope, Update
 from strandline.model.sink import Store
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -40,18 +37,13 @@ def watch_applied(
     watcher: Watcher,
     apply: Callable[[Sequence[Any]], object],
     *,
-    scope: Scope = EVERYTHING,
     resume: Resume = "stored",
     reader: KeyValueReader | None = None,
     store: Store | None = None,
-    exports: Exports | None = None,
-    batching: Batching = WATCHING,
-    parse: Callable[[Update], Any] | None = None,
-    dead_letter: Callable[[Update, Exception], object] | None = None,
     on_applied: Callable[[Cursor], object] | None = None,
-    evicted: Literal["drop", "keep"] = "drop",
     stop: threading.Event | None = None,
     clock: Clock = CLOCK,
+    **options: Unpack[WatchOptions],
 ) -> Cursor | None:
     """Apply every change in scope, in order, and return the cursor below which everything has been applied.
 
@@ -94,9 +86,9 @@ def watch_applied(
         NotReady: if the store is in the middle of a resync and there is no reader to finish it.
         StorageError: if the backend failed, or the store did too often.
     """
-    options = Options(scope, batching, parse, dead_letter, on_applied, evicted, exports)
+    wanted = Options(on_applied=on_applied, **options)
     with finishing() as finish:
-        return AppliedWatch(watcher, apply, reader, store, options, stop, clock, finish).run(resume)
+        return AppliedWatch(watcher, apply, reader, store, wanted, stop, clock, finish).run(resume)
 
 
 @checked
@@ -104,18 +96,13 @@ async def watch_applied_async(
     watcher: Watcher,
     apply: Callable[[Sequence[Any]], object],
     *,
-    stop: threading.Event | None = None,
-    parse: Callable[[Update], Any] | None = None,
-    dead_letter: Callable[[Update, Exception], object] | None = None,
-    on_applied: Callable[[Cursor], object] | None = None,
-    scope: Scope = EVERYTHING,
     resume: Resume = "stored",
     reader: KeyValueReader | None = None,
     store: Store | None = None,
-    exports: Exports | None = None,
-    batching: Batching = WATCHING,
-    evicted: Literal["drop", "keep"] = "drop",
+    on_applied: Callable[[Cursor], object] | None = None,
+    stop: threading.Event | None = None,
     clock: Clock = CLOCK,
+    **options: Unpack[WatchOptions],
 ) -> Cursor | None:
     """The same as :func:`watch_applied`, awaited: the watch runs in a thread, coroutines in the caller's loop.
 
@@ -127,8 +114,8 @@ async def watch_applied_async(
     def finish(awaitable: Awaitable[T]) -> T:
         return asyncio.run_coroutine_threadsafe(awaiting(awaitable), loop).result()
 
-    options = Options(scope, batching, parse, dead_letter, on_applied, evicted, exports)
-    watch = AppliedWatch(watcher, apply, reader, store, options, halt, clock, finish)
+    wanted = Options(on_applied=on_applied, **options)
+    watch = AppliedWatch(watcher, apply, reader, store, wanted, halt, clock, finish)
     running = loop.run_in_executor(None, watch.run, resume)
     try:
         return await asyncio.shield(running)
@@ -137,9 +124,6 @@ async def watch_applied_async(
         await asyncio.wait([running])
         running.result()  # raises an error of the watch
         raise
-
-
-__all__ = ["WATCHING", "Batching", "Exports", "Resume", "watch_applied", "watch_applied_async"]
 
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -207,7 +191,7 @@ class Supervisor:
         restarts: Backoff = RESTARTS,
         clock: Clock = CLOCK,
         chance: Chance = CHANCE,
-        **options: Any,
+        **options: Unpack[WatchOptions],
     ) -> None:
         """Nothing runs yet: call :meth:`run`, or :meth:`start` for a thread of its own."""
         self._store = store

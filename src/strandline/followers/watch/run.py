@@ -10,7 +10,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypedDict, TypeVar
 
 from strandline.errors import CursorExpired, InvalidInput, NotReady, StorageError, StrandlineError, WatchEnded
 from strandline.followers import events
@@ -19,6 +19,7 @@ from strandline.followers.events import Batching, Signal
 from strandline.followers.stores.state import RuledStore
 from strandline.followers.watch.exports import ExportRequest, Exports
 from strandline.kv.contract import Ended, KeyValueReader, KeyValueSubscription, Listed, Watcher
+from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Scope, Update, Updates
 from strandline.model.sink import Store, StorePosition
@@ -40,17 +41,29 @@ WATCHING: Final = Batching(records=100, window=_WINDOW)
 """Default batching of a watch."""
 
 
+class WatchOptions(TypedDict, total=False):
+    """Options of :func:`~strandline.followers.watch.api.watch_applied` that all faces of a watch take alike."""
+
+    scope: Scope
+    batching: Batching
+    parse: Callable[[Update], Any] | None
+    dead_letter: Callable[[Update, Exception], object] | None
+    evicted: Literal["drop", "keep"]
+    exports: Exports | None
+
+
+@checked
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a watch; see :func:`~strandline.followers.watch.api.watch_applied`."""
+    """The options with their defaults."""
 
     scope: Scope = EVERYTHING
     batching: Batching = WATCHING
     parse: Callable[[Update], Any] | None = None
     dead_letter: Callable[[Update, Exception], object] | None = None
-    on_applied: Callable[[Cursor], object] | None = None
     evicted: Literal["drop", "keep"] = "drop"
     exports: Exports | None = None
+    on_applied: Callable[[Cursor], object] | None = None
     unstored_keys: set[bytes] | None = None
     """Keys that ``apply`` got but the store has not stored since; kept from one run to the next. A resync must delete
     those that vanished, too: the store never had them, but the applied state does."""
