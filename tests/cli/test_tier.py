@@ -25,6 +25,7 @@ from strandline.log.wal.recover.rewind import rewind
 from strandline.model.cursor import Bounds
 from strandline.model.retention import TIER_SLOT, SlotState
 from strandline.model.segments import ColdTier, SegmentId, SegmentMetadata, SegmentState, SegmentUpdate, TopicPartition
+from strandline.tier.copy.planning import KnownSegments
 from strandline.tier.copy.segment_files import segment_path
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import attach, cold_cell, cold_tier, follow_events, partition_of
@@ -497,9 +498,7 @@ def test_findings_from_the_events_alone_are_reported() -> None:
         url="u",
         cold=ColdTier(PARTITION.topic_id, "memory://cold", "memory://events", 1),
         hot=Bounds(32, 50),
-        segments=(held(0, 9), held(2, 3), twice, last, gone),
-        spare=frozenset({held(2, 3).segment, gone.segment}),
-        deletion=None,
+        known=KnownSegments((held(0, 9), held(2, 3), twice, last, gone), (held(2, 3), gone)),
         partition=0,
         events=9,
         slots=(SlotState(TIER_SLOT, 0, None, 1, 0), SlotState("ahead", 40, None, 1, 0)),

@@ -21,7 +21,7 @@ from strandline.followers.committer import begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
 from strandline.followers.run import Follower
-from strandline.followers.table_route import NoObserver, StoredRange, TableRoute
+from strandline.followers.table_route import Observer, StoredRange, TableRoute
 from strandline.log.object import ObjectLog
 from strandline.log.read.decoded_sizes import DecodedSizes
 from strandline.log.read.reading import fetch_in_order
@@ -52,7 +52,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> ObjectLog:
 
 
 @dataclass
-class Commits(NoObserver):
+class Commits(Observer):
     """Remembers the ranges that were committed."""
 
     ranges: list[StoredRange]

@@ -280,7 +280,7 @@ class Engine:
             return events.FindVanishedKeys()
         if self.phase is Phase.RELISTING:
             self.phase = Phase.SWEEPING
-            return events.ResyncSweep(frozenset(self._marks))
+            return events.FindVanishedKeys(frozenset(self._marks))
         if self._listed is None:
             raise InvalidInput("A sweep needs the cursor at which its listing ended.")
         self._unstored.append(events.EndResync(self._listed))

@@ -168,14 +168,9 @@ class ReportCursor:
 
 @dataclass(frozen=True, slots=True)
 class FindVanishedKeys:
-    """Compare the store's keys in scope with the keys that the reader lists."""
+    """Compare the store's keys in scope with those that a full watch has ``given``, or else that the reader lists."""
 
-
-@dataclass(frozen=True, slots=True)
-class ResyncSweep:
-    """Compare the store's keys in scope with the keys that a full watch has delivered."""
-
-    given: frozenset[bytes]
+    given: frozenset[bytes] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,16 +202,4 @@ class Finish:
     doubtful: bool = False
 
 
-Action = (
-    Open
-    | Receive
-    | Apply
-    | StoreBatch
-    | ReportCursor
-    | FindVanishedKeys
-    | ResyncSweep
-    | Export
-    | Pause
-    | GiveUp
-    | Finish
-)
+Action = Open | Receive | Apply | StoreBatch | ReportCursor | FindVanishedKeys | Export | Pause | GiveUp | Finish

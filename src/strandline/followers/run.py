@@ -18,7 +18,7 @@ from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching, Signal
 from strandline.followers.pieces import Pieces
-from strandline.followers.table_route import NoObserver, Observer, TableRoute
+from strandline.followers.table_route import Observer, TableRoute
 from strandline.log.addressed import log_at
 from strandline.log.contract import Log
 from strandline.log.read.decoded_sizes import DecodedSizes
@@ -200,7 +200,7 @@ class Follower:
     clock: Clock
     seen_every: float = _SEEN_EVERY
     workers: Workers = field(default_factory=InProcess)
-    observer: Observer = field(default_factory=NoObserver)
+    observer: Observer = field(default_factory=Observer)
     retries_errors: bool = False
     """Whether retryable errors of the log and the sink are retried, with pauses."""
     on_progress: Callable[[Cursor], None] = lambda _: None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from strandline.errors import NotFound
 from strandline.followers import events
@@ -33,24 +33,17 @@ class StoredRange:
     seconds: float
 
 
-class Observer(Protocol):
-    """Is called for each step of a follower (``planned``, ``written``, ``committed``, ``advanced``) and each commit."""
+class Observer:
+    """Is called for each step of a follower (``planned``, ``written``, ``committed``, ``advanced``) and each commit.
+
+    This one does nothing.
+    """
 
     def step(self, name: str) -> None:
         """A step has ended. An error that it raises ends the follower."""
 
     def stored(self, found: StoredRange) -> None:
         """A range was committed."""
-
-
-class NoObserver:
-    """Observes nothing."""
-
-    def step(self, name: str) -> None:
-        """Ignored."""
-
-    def stored(self, found: StoredRange) -> None:
-        """Ignored."""
 
 
 @dataclass(frozen=True, slots=True)

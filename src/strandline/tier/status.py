@@ -62,12 +62,12 @@ def untiered(log: HotLog) -> Untiered:
 
 def segment_states(seen: TierView) -> Counter[SegmentState]:
     """Number of segments in each state."""
-    return Counter(segment.state for segment in seen.segments)
+    return Counter(segment.state for segment in seen.known.segments)
 
 
 def superseded(seen: TierView) -> int:
     """Number of finished segments that no lookup finds any more: the next round removes them."""
-    return segment_states(seen)[SegmentState.COPY_FINISHED] - len(seen.finished)
+    return segment_states(seen)[SegmentState.COPY_FINISHED] - len(seen.known.answering)
 
 
 def _tierers_slot(log: HotLog) -> SlotState | None:

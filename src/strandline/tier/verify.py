@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -14,11 +14,12 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Bounds
 from strandline.model.retention import TIER_SLOT, SlotState
-from strandline.model.segments import ColdTier, PartitionDelete, SegmentId, SegmentMetadata, SegmentState
+from strandline.model.segments import ColdTier, SegmentMetadata, SegmentState
 from strandline.storage.objects.store import ObjectInfo, ObjectStore
 from strandline.storage.task_pool import ThreadPool
 from strandline.tier.copy.history import SegmentCut, is_same_record, plan_cuts, read_history
 from strandline.tier.copy.ledger import known_segments
+from strandline.tier.copy.planning import KnownSegments
 from strandline.tier.copy.segment_files import forget_tails, list_segments, load_tail, segment_path
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import log_address, partition_of
@@ -38,11 +39,7 @@ class TierView:
     cold: ColdTier
     hot: Bounds
     """Offsets of the log itself, read first: the segments of its trimmed records were published before."""
-    segments: tuple[SegmentMetadata, ...]
-    """All segments, in any state, by first offset."""
-    spare: frozenset[SegmentId]
-    """Segments that no lookup finds."""
-    deletion: PartitionDelete | None
+    known: KnownSegments
     partition: int
     """The metadata partition of their events."""
     events: int
@@ -50,18 +47,9 @@ class TierView:
     slots: tuple[SlotState, ...]
 
     @property
-    def finished(self) -> list[SegmentMetadata]:
-        """The readable segments, without superseded ones."""
-        return [
-            segment
-            for segment in self.segments
-            if segment.state is SegmentState.COPY_FINISHED and segment.segment not in self.spare
-        ]
-
-    @property
     def tiered(self) -> int | None:
         """The offset after all readable records; None without any."""
-        return max((segment.end + 1 for segment in self.finished), default=None)
+        return max((segment.end + 1 for segment in self.known.answering), default=None)
 
 
 def look_at(log: HotLog, cold: ColdTier, manager: MetadataManager) -> TierView:
@@ -74,9 +62,7 @@ def look_at(log: HotLog, cold: ColdTier, manager: MetadataManager) -> TierView:
         url=log_address(log),
         cold=cold,
         hot=hot,
-        segments=known.segments,
-        spare=frozenset(segment.segment for segment in known.unreferenced),
-        deletion=known.deletion,
+        known=known,
         partition=number,
         events=manager.committed_offset(number) + 1,
         # Last: a slot that advances while segments expire is higher by now, and never below the remaining ones.
@@ -97,7 +83,7 @@ def check_tier(log: HotLog, cold: ColdTier, reader: ColdReader, *, quick: bool) 
     listed = {found.info.path: found.info for found in list_segments(store, partition.topic_id, partition.partition)}
     seen = look_at(log, cold, manager)
     found.take(check_known(seen))
-    finished = [segment for segment in seen.segments if segment.state is SegmentState.COPY_FINISHED]
+    finished = seen.known.finished
     found.examined["segments"] = len(finished)
     start = min((segment.start for segment in finished), default=seen.hot.first)
     found.bounds = Bounds(start, seen.hot.next if seen.tiered is None else seen.tiered)
@@ -106,7 +92,7 @@ def check_tier(log: HotLog, cold: ColdTier, reader: ColdReader, *, quick: bool) 
     for number, wrong in sorted(ThreadPool(_READERS).run(checks, "segments")):
         if wrong is not None and _is_finished(manager, finished[number]):
             found.take([Finding(Severity.DAMAGE, FindingKind.SEGMENT, _path(finished[number]), wrong)])
-    found.take(_history(log, store, seen, finished, every=not quick))
+    found.take(_history(log, store, seen, every=not quick))
     found.take(_orphans(store, listed.values(), seen))
     return found
 
@@ -139,11 +125,9 @@ def _is_finished(manager: MetadataManager, segment: SegmentMetadata) -> bool:
     return manager.current(segment.segment.partition, ask)
 
 
-def _history(
-    log: HotLog, store: ObjectStore, seen: TierView, segments: Sequence[SegmentMetadata], *, every: bool
-) -> Iterator[Finding]:
+def _history(log: HotLog, store: ObjectStore, seen: TierView, *, every: bool) -> Iterator[Finding]:
     """Divergence of segments from the log: by terms, and by the record at the end of the last or of ``every`` one."""
-    kept = [segment for segment in segments if segment.segment not in seen.spare]
+    kept = seen.known.answering
     if not kept:
         return
     history = read_history(log, max(segment.end for segment in kept) + 1)
@@ -196,7 +180,7 @@ def _differing(segment: SegmentMetadata) -> Finding:
 
 
 def _orphans(store: ObjectStore, listed: Iterable[ObjectInfo], seen: TierView) -> Iterator[Finding]:
-    known = {_path(segment) for segment in seen.segments}
+    known = {_path(segment) for segment in seen.known.segments}
     for found in listed:
         if found.path in known:
             continue
@@ -220,7 +204,7 @@ def check_known(seen: TierView) -> Iterator[Finding]:
 
 
 def _contiguity(seen: TierView) -> Iterator[Finding]:
-    finished = seen.finished
+    finished = seen.known.answering
     if not finished:
         return
     reached = finished[0].start
@@ -249,7 +233,7 @@ def _hole(where: str, first: int, end: int, why: str) -> Finding:
 
 def _slots(seen: TierView) -> Iterator[Finding]:
     first = seen.hot.first
-    for segment in reversed(seen.finished):
+    for segment in reversed(seen.known.answering):
         # As readers do: segments that do not reach the log are not read.
         if segment.end + 1 < first:
             break
@@ -280,13 +264,12 @@ _STATE_FINDINGS: Final = {
 
 
 def _states(seen: TierView) -> Iterator[Finding]:
-    for segment in seen.segments:
-        if segment.state in _STATE_FINDINGS and (
-            segment.state is not SegmentState.COPY_FINISHED or segment.segment in seen.spare
-        ):
+    answering = {segment.segment for segment in seen.known.answering}
+    for segment in seen.known.segments:
+        if segment.state in _STATE_FINDINGS and segment.segment not in answering:
             (severity, meaning), path = _STATE_FINDINGS[segment.state], _path(segment)
             message = f"{path} (offsets {segment.start} to {segment.end}) {meaning}"
             yield Finding(severity, FindingKind.STATE, path, message)
-    if seen.deletion is not None:
-        message = f"The whole cold tier is being deleted: {seen.deletion.state}."
+    if seen.known.deletion is not None:
+        message = f"The whole cold tier is being deleted: {seen.known.deletion.state}."
         yield Finding(Severity.NOTE, FindingKind.STATE, seen.cold.store, message)

@@ -25,7 +25,6 @@ from strandline.followers.events import (
     Receive,
     Received,
     ReportCursor,
-    ResyncSweep,
     ResyncWrite,
     Signal,
     StoreBatch,
@@ -385,7 +384,7 @@ def test_an_export_that_was_asked_during_a_resync_waits_for_its_end():
     engine.ask("me")
     assert isinstance(engine.step(received(FIVE), 0.0), Receive)  # it does not even flush for it
     assert engine.step(Listed(at(9)), 0.0) == Apply([FIVE])
-    assert isinstance(drive(engine, Signal.APPLIED, Signal.STORED), ResyncSweep)
+    assert isinstance(drive(engine, Signal.APPLIED, Signal.STORED), FindVanishedKeys)
     assert engine.step(VanishedKeys([]), 0.0) == StoreBatch(EndResync(at(9)))
     assert engine.step(Signal.STORED, 0.0) == ReportCursor(at(9))
     assert engine.step(Signal.NOTHING, 0.0) == Export("me")
@@ -436,7 +435,7 @@ def test_a_resync_goes_before_an_export_and_before_receiving():
     engine = resyncing(records=1)
     drive(engine, received(FIVE), Signal.APPLIED, Signal.STORED)
     engine.ask("me")
-    assert engine.step(Listed(at(9)), 0.0) == ResyncSweep(frozenset({b"k5"}))
+    assert engine.step(Listed(at(9)), 0.0) == FindVanishedKeys(frozenset({b"k5"}))
 
 
 # --- resync ----------------------------------------------------------------------------------------------------
@@ -483,7 +482,7 @@ def test_the_sweep_goes_by_all_that_was_given_and_its_removals_come_before_the_e
     engine = resyncing(records=2)
     drive(engine, received(FIVE), received(SIX), Signal.APPLIED, Signal.STORED, received(SEVEN))
     assert engine.step(Listed(at(9)), 0.0) == Apply([SEVEN])
-    assert drive(engine, Signal.APPLIED, Signal.STORED) == ResyncSweep(frozenset({b"k5", b"k6", b"k7"}))
+    assert drive(engine, Signal.APPLIED, Signal.STORED) == FindVanishedKeys(frozenset({b"k5", b"k6", b"k7"}))
     assert engine.step(VanishedKeys([SWEPT]), 0.0) == Apply([SWEPT])
     assert engine.step(Signal.APPLIED, 0.0) == StoreBatch(ResyncWrite([SWEPT]))
     assert engine.applied == at(5)
@@ -506,7 +505,7 @@ def test_a_failing_store_during_the_new_listing_keeps_its_order():
     assert isinstance(engine.step(Signal.APPLIED, 0.0), Receive)
     assert isinstance(engine.step(Listed(at(9)), 0.0), Pause)  # nothing is swept before the store has all of it
     assert engine.step(Signal.NOTHING, 1.0) == StoreBatch(ResyncWrite([FIVE, SIX]))
-    assert engine.step(Signal.STORED, 1.0) == ResyncSweep(frozenset({b"k5", b"k6"}))
+    assert engine.step(Signal.STORED, 1.0) == FindVanishedKeys(frozenset({b"k5", b"k6"}))
 
 
 def test_a_store_that_fails_at_the_end_of_a_resync_is_tried_again_and_nothing_else_happens_meanwhile():

@@ -408,17 +408,6 @@ def test_sizes_are_summed_per_term_in_every_state_but_deleted():
         assert cached.size(OTHERS, 0) == 0
 
 
-def test_partitions_are_those_that_have_something():
-    cache = filled(add(1, partition=OTHERS), deletion(PartitionDeleteState.MARKED))
-    assert cache.partitions() == [ORDERS, OTHERS]
-    for state in (DELETING, DELETED):
-        cache.apply(update(1, state, OTHERS))
-    assert cache.partitions() == [ORDERS]
-    for state in (PartitionDeleteState.STARTED, PartitionDeleteState.FINISHED):
-        cache.apply(deletion(state))
-    assert cache.partitions() == []
-
-
 # --- what is gone ------------------------------------------------------------------------------------------------
 
 

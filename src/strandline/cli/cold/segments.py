@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import pairwise
@@ -20,7 +20,7 @@ from strandline.cli.shared.common import Place, guarded
 from strandline.cli.shared.groups import ListingGroup, group
 from strandline.cli.shared.text import moment
 from strandline.model.cursor import Bounds
-from strandline.model.segments import SegmentMetadata, SegmentState
+from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState
 from strandline.tier.opening import cold_tier, follow_events
 from strandline.tier.verify import TierView, look_at
 
@@ -63,7 +63,7 @@ class State(StrEnum):
 _STYLES: Final = {State.COPY_STARTED: "yellow", State.COPY_FINISHED: "green", State.DELETE_STARTED: "red"}
 
 
-def row_of(segment: SegmentMetadata, seen: TierView) -> dict[str, Any]:
+def row_of(segment: SegmentMetadata, spare: Collection[SegmentId]) -> dict[str, Any]:
     """One segment as a listed row. ``end`` is its last offset; ``terms`` has the start of each of its terms."""
     return {
         "start": segment.start,
@@ -71,7 +71,7 @@ def row_of(segment: SegmentMetadata, seen: TierView) -> dict[str, Any]:
         "records": segment.end - segment.start + 1,
         "size": segment.size,
         "state": State[segment.state.name],
-        "superseded": segment.state is SegmentState.COPY_FINISHED and segment.segment in seen.spare,
+        "superseded": segment.state is SegmentState.COPY_FINISHED and segment.segment in spare,
         "terms": segment.terms,
         "max_timestamp": newest(segment.max_timestamp),
         "id": str(segment.segment.id),
@@ -101,9 +101,10 @@ def list_(
     Example: strandline segments list s3://bucket/orders
     """
     seen = tier_seen(log)
+    spare = seen.known.spare
     rows = [
         row
-        for row in (row_of(segment, seen) for segment in seen.segments)
+        for row in (row_of(segment, spare) for segment in seen.known.segments)
         if state in (None, row["state"]) and (term is None or term in dict(row["terms"]))
     ]
     fields = {"url": seen.url, "store": seen.cold.store, "segments": rows}
@@ -200,7 +201,7 @@ def map_(
     Example: strandline segments map s3://bucket/orders
     """
     seen = tier_seen(log)
-    found = stretches(seen.finished, seen.hot)
+    found = stretches(seen.known.answering, seen.hot)
     if show.for_programs():
         show.document(_fields(seen, found))
         return
@@ -211,7 +212,7 @@ def map_(
         out.print("no records, in neither tier")
         return
     columns = width or shutil.get_terminal_size((_NARROW, 24)).columns
-    for label, row, style in picture(seen.segments, found, seen.hot, columns - _LABEL):
+    for label, row, style in picture(seen.known.segments, found, seen.hot, columns - _LABEL):
         out.print(Text.assemble((f"{label:<{_LABEL}}", "bold"), (row, style)), soft_wrap=True, crop=False)
     for line, style in _legend(found):
         out.print(Text(line, style), soft_wrap=True)
@@ -223,7 +224,7 @@ def _fields(seen: TierView, found: Sequence[Stretch]) -> dict[str, Any]:
         "first": found[0].first if found else seen.hot.first,
         "next": seen.hot.next,
         "hot": {"first": seen.hot.first, "next": seen.hot.next},
-        "segments": len(seen.finished),
+        "segments": len(seen.known.answering),
         "stretches": [{**asdict(stretch), "where": stretch.where} for stretch in found],
     }
 

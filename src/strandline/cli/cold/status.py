@@ -63,7 +63,7 @@ def _fields(status: TierStatus) -> dict[str, Any]:
 
 
 def _cold_fields(seen: TierView) -> dict[str, Any]:
-    finished = seen.finished
+    finished = seen.known.answering
     return {
         "first": min((segment.start for segment in finished), default=None),
         "next": seen.tiered,
@@ -71,7 +71,7 @@ def _cold_fields(seen: TierView) -> dict[str, Any]:
         "bytes": sum(segment.size for segment in finished),
         "states": {state.name.lower(): count for state, count in segment_states(seen).items()},
         "superseded": superseded(seen),
-        "deletion": None if seen.deletion is None else str(seen.deletion.state),
+        "deletion": None if seen.known.deletion is None else str(seen.known.deletion.state),
     }
 
 
@@ -99,7 +99,7 @@ def _offsets(first: int, end: int) -> str:
 
 
 def _cold(seen: TierView) -> str:
-    finished = seen.finished
+    finished = seen.known.answering
     if not finished or seen.tiered is None:
         return "nothing yet"
     size = show.size(sum(segment.size for segment in finished))
@@ -118,8 +118,8 @@ def _troubles(seen: TierView) -> list[str]:
         parts.append(f"{show.counted(superseded(seen), 'segment')} superseded, which the next round removes")
     if seen.tiered is not None and seen.tiered < seen.hot.first:
         parts.append(f"HOLE: offsets {seen.tiered:,} to {seen.hot.first - 1:,} are in neither tier")
-    if seen.deletion is not None:
-        parts.append(f"the whole cold tier is being deleted: {seen.deletion.state}")
+    if seen.known.deletion is not None:
+        parts.append(f"the whole cold tier is being deleted: {seen.known.deletion.state}")
     return parts
 
 

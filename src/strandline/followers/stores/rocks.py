@@ -73,7 +73,6 @@ class RocksStore(RuledStore):
         self._new_batch = rocksdict().WriteBatch
         self._known: StorePosition | None = None
         self._ranges: weakref.WeakSet[KeyIterator] = weakref.WeakSet()
-        self._closed = False
         self._origin = Origin(f"The store in {folder}", self)
 
     @classmethod
@@ -239,15 +238,9 @@ class RocksStore(RuledStore):
                     with suppress(Exception):
                         part.close()
 
-    def _refuse_closed(self) -> None:
-        if self._closed:
-            raise self._is_closed()
-
-    def _is_closed(self) -> InvalidInput:
-        return InvalidInput(f"{self!r} is closed: open it again.")
-
     def _failed(self, error: Exception, what: str) -> StrandlineError:
-        return self._is_closed() if self._closed else explained(error, self._folder, what)
+        self._refuse_closed()
+        return explained(error, self._folder, what)
 
     def _check_format(self) -> None:
         try:

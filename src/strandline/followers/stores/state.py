@@ -32,6 +32,7 @@ class RuledStore(Closing):
     def __init__(self) -> None:
         self._writing = threading.Lock()
         """Held during a whole write."""
+        self._closed = False
 
     @abstractmethod
     def position(self) -> StorePosition:
@@ -44,6 +45,10 @@ class RuledStore(Closing):
     @abstractmethod
     def close(self) -> None:
         """Close the store; stored data stays. Idempotent."""
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise InvalidInput(f"{self!r} is closed: open it again.")
 
     def cursor(self, log_id: UUID) -> Cursor | None:
         """The cursor in that log; ``Diverged`` if the store follows another log, ``NotReady`` during a resync."""
@@ -263,7 +268,6 @@ class KeyedStore(RuledStore):
         self._position = StorePosition(None)
         self._reading = threading.Lock()
         """Held while the state changes or is read. Acquired after the writers' lock."""
-        self._closed = False
 
     @abstractmethod
     def _keep(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
@@ -302,10 +306,6 @@ class KeyedStore(RuledStore):
                 self._state.take(change)
             self._position = after
         self._after_write()
-
-    def _refuse_closed(self) -> None:
-        if self._closed:
-            raise InvalidInput(f"{self!r} is closed: open it again.")
 
     def close(self) -> None:
         """Close the store; it can still be read. Idempotent."""

@@ -188,10 +188,8 @@ class AppliedWatch:
                 return Signal.NOTHING
             case events.Open(cursor):
                 return self._open(cursor)
-            case events.FindVanishedKeys():
-                RESYNCS.inc()
-                return events.VanishedKeys(self._vanished(None))
-            case events.ResyncSweep(given):
+            case events.FindVanishedKeys(given):
+                RESYNCS.inc(given is None)
                 return events.VanishedKeys(self._vanished(given))
             case events.Export(request):
                 self._export(request)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, TypeAlias
 
 from strandline.followers.engine import Engine
-from strandline.followers.table_route import StoredRange
+from strandline.followers.table_route import Observer, StoredRange
 from strandline.log.lag import LogLag
 from strandline.model.cursor import Cursor
 from strandline.spark.trigger import Trigger
@@ -112,7 +112,7 @@ def _shown(value: object) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class ProgressCounter:
+class ProgressCounter(Observer):
     """Counts what a pipeline has committed, paces it, and reports to Prometheus."""
 
     engine: Engine

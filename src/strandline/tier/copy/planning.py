@@ -12,7 +12,7 @@ from uuid import UUID
 from strandline.errors import Gap
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention, SlotState
-from strandline.model.segments import PartitionDelete, SegmentMetadata, SegmentState, TopicPartition
+from strandline.model.segments import PartitionDelete, SegmentId, SegmentMetadata, SegmentState, TopicPartition
 from strandline.model.times import TOLERANCE
 from strandline.tier.copy.segment_files import SegmentObject
 
@@ -34,6 +34,17 @@ class KnownSegments:
     def finished(self) -> list[SegmentMetadata]:
         """The readable segments."""
         return [segment for segment in self.segments if segment.state is SegmentState.COPY_FINISHED]
+
+    @property
+    def spare(self) -> set[SegmentId]:
+        """The ids of the segments that no lookup finds."""
+        return {segment.segment for segment in self.unreferenced}
+
+    @property
+    def answering(self) -> list[SegmentMetadata]:
+        """The readable segments without superseded ones."""
+        spare = self.spare
+        return [segment for segment in self.finished if segment.segment not in spare]
 
 
 def next_start(tiered: int | None, position: int, bounds: Bounds, partition: TopicPartition) -> int:
@@ -66,7 +77,7 @@ def left_over(known: KnownSegments, retired: Collection[UUID] = ()) -> list[Segm
     finished: its tierer may be alive, find itself fenced, and delete the object. A segment finished meanwhile would
     then be listed without an object.
     """
-    spare = {segment.segment for segment in (*known.unreferenced, *contained(_answering(known)))}
+    spare = known.spare.union(segment.segment for segment in contained(known.answering))
     return [
         segment
         for segment in known.segments
@@ -112,11 +123,6 @@ def within_grace(segments: Sequence[SegmentMetadata], grace: float, *, now: int,
         return started <= latest and now - started < grace * SECOND
 
     return [segment for segment in segments if is_early(segment)]
-
-
-def _answering(known: KnownSegments) -> list[SegmentMetadata]:
-    hidden = {segment.segment for segment in known.unreferenced}
-    return [segment for segment in known.finished if segment.segment not in hidden]
 
 
 def contained(segments: Sequence[SegmentMetadata]) -> list[SegmentMetadata]:

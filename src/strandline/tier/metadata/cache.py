@@ -25,7 +25,7 @@ from strandline.model.segments import (
 )
 from strandline.tier.metadata.cache_load import load
 from strandline.tier.metadata.cache_rows import CacheRows, Partition
-from strandline.tier.metadata.cache_tables import TERM_BITS, dump, sort_key, term_key
+from strandline.tier.metadata.cache_tables import TERM_BITS, dump, term_key
 from strandline.tier.metadata.columns import GONE
 from strandline.tier.metadata.lifecycle import (
     UPDATE_STEPS,
@@ -174,15 +174,6 @@ class SegmentCache:
         known = self._rows.known(segment.partition)
         row = self._rows.row(known, segment.id)
         return None if row == NONE else self._rows.columns.metadata(row, known.key)
-
-    def partitions(self) -> list[TopicPartition]:
-        """The partitions with segments or an unfinished deletion, sorted by id and number."""
-        there = [
-            known.key
-            for known in self._rows.numbered
-            if not known.is_deleted and (known.deletion is not None or self._rows.has_rows(known))
-        ]
-        return sorted(there, key=sort_key)
 
     def check(self, event: SegmentEvent) -> None:
         """Raise :class:`InvalidInput` if :meth:`apply` would refuse the event; changes nothing."""

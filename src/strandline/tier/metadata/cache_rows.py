@@ -125,11 +125,6 @@ class CacheRows:
             overlapping=content.overlapping[_between(content.overlapping_keys, key)],
         )
 
-    def has_rows(self, known: Partition) -> bool:
-        """Whether the partition has segments."""
-        state = self.columns.state
-        return any(state[row] != GONE for rows in (known.added, known.loaded) for row in rows)
-
     def rows(self, known: Partition) -> list[int]:
         """The rows of a partition's segments."""
         state = self.columns.state
