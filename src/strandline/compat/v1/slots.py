@@ -11,6 +11,7 @@ from strandline.compat.v1 import edits
 from strandline.compat.v1.shipper import ManifestCell
 from strandline.errors import AlreadyExists, InvalidInput, NotFound
 from strandline.log.slots import resume, rules
+from strandline.log.slots.table import TableSlot
 from strandline.model.arguments import checked
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import QueueManifest
@@ -46,7 +47,7 @@ class QueueSlots:
             "into a log with 'strandline upgrade'."
         )
 
-    def claim(self, name: str, holder: str) -> QueueSlot:
+    def claim(self, name: str, holder: str) -> TableSlot:
         """Become the queue's consumer; a former one is fenced from now on.
 
         The format does not store the holder: only this object recognises a repeated claim of the same holder.
@@ -56,7 +57,7 @@ class QueueSlots:
             raise InvalidInput("A slot's holder needs a name that is unique to one running consumer.")
         if self._holders.get(holder) != self.cell.read().epoch:
             self._holders[holder] = self.cell.update(edits.claim).epoch
-        return QueueSlot(self, holder, self._holders[holder])
+        return TableSlot(self, name, holder, self._holders[holder])
 
     def reset(self, name: str, position: int) -> SlotState:
         """Move the slot ahead, which acknowledges everything below; its holder is fenced. It cannot move back."""
@@ -68,13 +69,15 @@ class QueueSlots:
         _check_slot(name)
         raise InvalidInput(f"The slot {SLOT!r} of a queue of version 1 cannot be dropped: it is the queue itself.")
 
-    def advance(self, to: Cursor, epoch: int) -> None:
+    def advance(self, name: str, holder: str, epoch: int, to: Cursor) -> None:
         """Durably acknowledge everything below a cursor; ``Fenced`` unless this is the epoch of the last claim."""
+        _check_slot(name)
+        del holder  # which the format does not store
         resume.check_cursor(to, Cursor(self.log_id, 0), Bounds(0, edits.bounds_of(self.cell.read()).next))
         if to.next:
             self.cell.update(lambda manifest: edits.acknowledge(manifest, epoch=epoch, through=to.next - 1))
         else:
-            self.touch(SLOT, epoch)
+            self.touch(name, epoch)
 
     def touch(self, name: str, epoch: int) -> None:
         """Check that no other consumer has claimed the queue since."""
@@ -96,33 +99,6 @@ class QueueSlots:
     def floor(self) -> int | None:
         """The first sequence that is not acknowledged."""
         return edits.first_listed(self.cell.read())
-
-
-@checked
-@dataclass(frozen=True, slots=True)
-class QueueSlot:
-    """The claimed slot of a queue; see :class:`~strandline.log.contract.Slot`. Advancing acknowledges."""
-
-    slots: QueueSlots
-    holder: str
-    epoch: int
-
-    @property
-    def name(self) -> str:
-        """The slot's name."""
-        return SLOT
-
-    def state(self) -> SlotState:
-        """The slot's stored state."""
-        return self.slots.get(SLOT)
-
-    def advance(self, to: Cursor) -> None:
-        """Durably acknowledge everything below a cursor."""
-        self.slots.advance(to, self.epoch)
-
-    def touch(self) -> None:
-        """Check that no other consumer has claimed the queue; the format has no heartbeat."""
-        self.slots.touch(SLOT, self.epoch)
 
 
 def _check_slot(name: str) -> None:

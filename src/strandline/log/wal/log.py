@@ -100,9 +100,7 @@ class WalLog(Produces, WalReading, Closing):
         self._steps = CommitSteps(self._journal, self._tail, self._published, durable=settings.durable, clock=clock)
         self._committer = GroupCommitter(
             folder,
-            write=self._steps.write,
-            finish=self._steps.finish,
-            after_wake=self._journal.write_index,
+            steps=self._steps,
             end=self._end,
             place=place,
             settings=settings,

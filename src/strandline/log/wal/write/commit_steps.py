@@ -13,7 +13,7 @@ from strandline.storage.metrics import BATCHES_WRITTEN, BYTES_WRITTEN, COMMIT_SE
 
 
 class CommitSteps:
-    """Called by the committing thread only, :meth:`write` and then :meth:`finish` for each group."""
+    """Called by the committing thread only, :meth:`write` and then :meth:`finish` for each group; each may raise."""
 
     def __init__(
         self,
@@ -59,3 +59,7 @@ class CommitSteps:
         BYTES_WRITTEN.inc(sum(span.size for span in held))
         # Last: it needs no interpreter lock, so that waiting threads continue meanwhile.
         self._published.write()
+
+    def after_wake(self) -> None:
+        """Write the index: work that can wait until the threads that wait for a group are woken."""
+        self._journal.write_index()

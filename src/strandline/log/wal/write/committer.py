@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from strandline.errors import DiskFull, ExpectationFailed, Fenced, LogFailed
+from strandline.log.wal.write.commit_steps import CommitSteps
 from strandline.log.wal.write.groups import (
     CommitGroup,
     FrameContent,
     GroupOrigin,
-    Item,
     ValueRun,
     WalHandle,
     value_of,
@@ -21,8 +21,6 @@ from strandline.log.wal.write.journal import JournalPosition, WalSettings
 from strandline.log.wal.write.numbered import NumberedAppends
 from strandline.model.head import WriterId, WriterState
 
-W = TypeVar("W")
-
 _LARGE: Final = 1 << 20
 """Values up to this size are not checked further."""
 
@@ -30,7 +28,7 @@ _OVERHEAD: Final = 64
 """Bytes of a queued value, besides its content."""
 
 
-class GroupCommitter(Generic[W]):
+class GroupCommitter:
     """Gives each append its offset, under the lock that orders the bytes, and commits group after group.
 
     With ``background`` one thread commits; without, the threads that wait for a handle do. A failure is final: the
@@ -41,23 +39,17 @@ class GroupCommitter(Generic[W]):
         self,
         name: str,
         *,
-        write: Callable[[Sequence[Item]], W],
-        finish: Callable[[W], None],
-        after_wake: Callable[[], None],
+        steps: CommitSteps,
         end: Callable[[], None],
         place: JournalPosition,
         settings: WalSettings,
     ) -> None:
         """Continue at this position.
 
-        ``write`` appends a group to the file, ``finish`` makes it durable and readable, ``after_wake`` does work that
-        can wait until threads are woken; each raises if it fails. ``end`` is called by the thread when it was closed
-        and everything is committed.
+        ``end`` is called by the thread when it was closed and everything is committed.
         """
         self._name = name
-        self._write = write
-        self._finish = finish
-        self._after_wake = after_wake
+        self._steps = steps
         self._end = end
         self._now_ns = settings.clock.now_ns
         self.next = place.next
@@ -265,12 +257,12 @@ class GroupCommitter(Generic[W]):
         """Make a group durable, or fail; ``unsettled`` is the group before, which is durable but not settled yet."""
         try:
             try:
-                written = self._write(group.items)
+                written = self._steps.write(group.items)
             finally:
                 # Waiters of the group before are woken now: they run during the sync, which needs no interpreter lock.
                 # Earlier they would only have delayed the write.
                 self._settle(unsettled)
-            self._finish(written)
+            self._steps.finish(written)
         except BaseException as error:
             self.fail(error)
             group.settle(self._refusal)
@@ -285,7 +277,7 @@ class GroupCommitter(Generic[W]):
             return
         group.settle()
         try:
-            self._after_wake()
+            self._steps.after_wake()
         except BaseException as error:
             self.fail(error)
             if not isinstance(error, Exception):

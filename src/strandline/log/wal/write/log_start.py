@@ -13,7 +13,7 @@ from strandline.log.wal.read.watermark import Published
 from strandline.log.wal.recover.repair import drop_below
 from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.write.committer import GroupCommitter
-from strandline.log.wal.write.journal import Journal, WrittenGroup
+from strandline.log.wal.write.journal import Journal
 from strandline.storage.disk import Disk
 
 
@@ -37,7 +37,7 @@ class LogStart:
         journal: Journal,
         published: Published,
         catalog: Catalog,
-        committer: GroupCommitter[WrittenGroup],
+        committer: GroupCommitter,
         *,
         disk: Disk,
     ) -> None:
