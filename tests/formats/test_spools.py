@@ -176,13 +176,13 @@ def test_a_length_over_the_limit_is_damage_however_well_it_is_sealed_and_nothing
     assert peak < 1 << 20
 
 
-def test_positions_count_from_where_the_bytes_begin_in_their_file():
+def test_positions_count_from_where_the_bytes_begin():
     data = memoryview(b"??" + v3(1, 1, 1, b"x") + b"RD")
-    frame = legacy_frame_at(data, 2, origin=100)
-    assert (frame.start, frame.end) == (102, 140)
-    scanner = LegacyScanner(data[2:], origin=102)
-    assert [(found.start, found.end) for found in scanner] == [(102, 140)]
-    assert scanner.stop[:2] == (LegacyEnding.TORN, 140)
+    frame = legacy_frame_at(data, 2)
+    assert (frame.start, frame.end) == (2, 40)
+    scanner = LegacyScanner(data[2:])
+    assert [(found.start, found.end) for found in scanner] == [(0, 38)]
+    assert scanner.stop[:2] == (LegacyEnding.TORN, 38)
 
 
 def test_lsns_are_given_as_found():

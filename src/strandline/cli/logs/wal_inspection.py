@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from strandline.cli.shared import output as show
 from strandline.cli.shared.text import moment, readable
-from strandline.compat.spool.format import SpoolFile, SpoolFrame, inspect_spool
+from strandline.compat.spool.format import LegacyFrame, SpoolFile, inspect_spool
 from strandline.log.wal.inspect import FrameRow, WalFolder
 
 _STATES: Final = {
@@ -111,19 +111,27 @@ def _frame_line(row: FrameRow) -> Text:
 
 def show_spool(path: str, *, list_frames: bool) -> None:
     """Inspect a spool of an older version, and print it, with its frames if ``list_frames``."""
-    rows: list[SpoolFrame] = []
-    found = inspect_spool(path, rows.append if list_frames else None)
+    rows: list[dict[str, Any]] = []
+    found = inspect_spool(path, (lambda frame: rows.append(_fields(frame))) if list_frames else None)
     if show.for_programs():
         show.document(asdict(found))
         for row in rows:
-            show.document(asdict(row))
+            show.document(row)
         return
     out = show.out()
     _print_spool(out, found)
     for row in rows:
-        term = "-" if row.term is None else row.term
-        line = f"  byte {row.byte:>10,} {show.size(row.size):>9}  lsn {row.lsn:<10,} version {row.version}  term {term}"
-        out.print(f"{line}  {_time(row.timestamp)}", soft_wrap=True)
+        term = "-" if row["term"] is None else row["term"]
+        place = f"  byte {row['byte']:>10,} {show.size(row['size']):>9}"
+        line = f"{place}  lsn {row['lsn']:<10,} version {row['version']}  term {term}  {_time(row['timestamp'])}"
+        out.print(line, soft_wrap=True)
+
+
+def _fields(frame: LegacyFrame) -> dict[str, Any]:
+    version, term, lsn, timestamp, _, start, end = frame
+    return {
+        "byte": start, "size": end - start, "version": version, "lsn": lsn, "term": term, "timestamp": timestamp,
+    }  # fmt: skip
 
 
 def _print_spool(out: Console, found: SpoolFile) -> None:

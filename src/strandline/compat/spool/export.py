@@ -54,7 +54,7 @@ def export_spool(
     path: Address,
     *,
     disk: Disk = DISK,
-    on_progress: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], object] = lambda _: None,
 ) -> SpoolExport:
     """Durably write everything that is retained now as a spool of version-3 frames, with the log's slots beside it.
 
@@ -110,15 +110,14 @@ def _refuse_taken(spool: str, beside: str, slots: bytes, *, disk: Disk) -> None:
 
 
 def _write(
-    log: WalLog | WalReader, bounds: Bounds, path: str, *, disk: Disk, on_progress: Callable[[int], None] | None
+    log: WalLog | WalReader, bounds: Bounds, path: str, *, disk: Disk, on_progress: Callable[[int], object]
 ) -> int:
-    file = disk.open_append(path)
-    with contextlib.closing(file):
+    with contextlib.closing(disk.open_append(path)) as file:
         file.cut(0)  # leftovers of an interrupted export
         return _fill(file, log, bounds, on_progress)
 
 
-def _fill(file: AppendFile, log: WalLog | WalReader, bounds: Bounds, on_progress: Callable[[int], None] | None) -> int:
+def _fill(file: AppendFile, log: WalLog | WalReader, bounds: Bounds, on_progress: Callable[[int], object]) -> int:
     parts: list[bytes | memoryview] = []
     waiting = size = 0
     lsn = bounds.first
@@ -131,12 +130,10 @@ def _fill(file: AppendFile, log: WalLog | WalReader, bounds: Bounds, on_progress
             if waiting >= _PIECE or len(parts) >= _PARTS:
                 size += _flush(file, parts)
                 waiting = 0
-                if on_progress is not None:
-                    on_progress(lsn - bounds.first)
+                on_progress(lsn - bounds.first)
     size += _flush(file, parts)
     file.sync()
-    if on_progress is not None:
-        on_progress(lsn - bounds.first)
+    on_progress(lsn - bounds.first)
     return size
 
 

@@ -34,6 +34,9 @@ RECORD_VERSION: Final = 3
 """The version that an export writes: one record per frame, with its term."""
 
 _LEAD: Final = len(MAGIC) + 1
+_BEGINNING: Final = re.compile(re.escape(MAGIC))
+_CHECKED_BYTES: Final = 8
+"""Bytes that are checked for each byte behind damage, at most: hostile bytes may look like a frame at any place."""
 _CHECKSUM = struct.Struct("<I")
 _V1 = struct.Struct("<QQ")
 _V2 = struct.Struct("<QQI")
@@ -101,50 +104,46 @@ def encode_record_frame(term: int, lsn: int, timestamp: int, payload: bytes | me
     return [MAGIC + covered, payload, _CHECKSUM.pack(crc32(payload, crc32(covered)))]
 
 
-def legacy_frame_at(data: memoryview, at: int, *, origin: int = 0) -> LegacyFrame | LegacyStop:
-    """The frame that begins at byte ``at`` of these bytes, or why there is none; the cost is that of one frame.
-
-    ``origin`` is the position of the bytes in their file: reported positions count from the beginning of the file.
-    """
-    start = origin + at
+def legacy_frame_at(data: memoryview, at: int) -> LegacyFrame | LegacyStop:
+    """The frame that begins at byte ``at`` of these bytes, or why there is none; the cost is that of one frame."""
     if at == len(data):
-        return LegacyStop(LegacyEnding.CLEAN, start, "the bytes end")
-    header = _header_at(data, at, start)
+        return LegacyStop(LegacyEnding.CLEAN, at, "the bytes end")
+    header = _header_at(data, at)
     if isinstance(header, LegacyStop):
         return header
     version, numbers, body, rest = header
     end = rest if version == UNCHECKED_VERSION else rest + _CHECKSUM.size
     if end > len(data):
-        return LegacyStop(LegacyEnding.TORN, start, "the bytes end within a frame", end - at)
+        return LegacyStop(LegacyEnding.TORN, at, "the bytes end within a frame", end - at)
     payload = data[body:rest]
     if version == UNCHECKED_VERSION:
-        return LegacyFrame(version, None, numbers[0], 0, payload, start, origin + end)
+        return LegacyFrame(version, None, numbers[0], 0, payload, at, end)
     if crc32(data[at + len(MAGIC) : rest]) != _CHECKSUM.unpack_from(data, rest)[0]:
-        return LegacyStop(LegacyEnding.BAD_CHECKSUM, start, "the checksum of a frame is wrong", end - at)
+        return LegacyStop(LegacyEnding.BAD_CHECKSUM, at, "the checksum of a frame is wrong", end - at)
     term = numbers[0] if version == RECORD_VERSION else None
-    return LegacyFrame(version, term, numbers[-2], numbers[-1], payload, start, origin + end)
+    return LegacyFrame(version, term, numbers[-2], numbers[-1], payload, at, end)
 
 
-def _header_at(data: memoryview, at: int, start: int) -> tuple[int, list[int], int, int] | LegacyStop:
+def _header_at(data: memoryview, at: int) -> tuple[int, list[int], int, int] | LegacyStop:
     """The version, the numbers before the length, and the bounds of the payload if it is complete."""
     lead = bytes(data[at : at + _LEAD])
     # Fewer bytes than a magic are a torn magic, whatever they are: a disk may keep a length and lose
     # the written bytes.
     if len(lead) >= len(MAGIC) and not lead.startswith(MAGIC):
-        return LegacyStop(LegacyEnding.BAD_MAGIC, start, f"no frame begins with {lead.hex(' ')}")
+        return LegacyStop(LegacyEnding.BAD_MAGIC, at, f"no frame begins with {lead.hex(' ')}")
     if len(lead) < _LEAD:
-        return LegacyStop(LegacyEnding.TORN, start, "the bytes end within a header", _LEAD)
+        return LegacyStop(LegacyEnding.TORN, at, "the bytes end within a header", _LEAD)
     version = lead[-1]
     header = _HEADERS.get(version)
     if header is None:
-        return LegacyStop(LegacyEnding.UNKNOWN_VERSION, start, f"a frame is of version {version}")
+        return LegacyStop(LegacyEnding.UNKNOWN_VERSION, at, f"a frame is of version {version}")
     body = at + _LEAD + header.size
     if body > len(data):
-        return LegacyStop(LegacyEnding.TORN, start, "the bytes end within a header", body - at)
+        return LegacyStop(LegacyEnding.TORN, at, "the bytes end within a header", body - at)
     *numbers, length = header.unpack_from(data, at + _LEAD)
     if length > MAX_PAYLOAD:
         # Before the number of bytes is compared: an impossible length is damage, not a torn tail.
-        return LegacyStop(LegacyEnding.IMPLAUSIBLE_LENGTH, start, f"a frame has a length of {length:,} bytes")
+        return LegacyStop(LegacyEnding.IMPLAUSIBLE_LENGTH, at, f"a frame has a length of {length:,} bytes")
     return version, numbers, body, body + length
 
 
@@ -161,20 +160,51 @@ class LegacyScanner:
     (<LegacyEnding.TORN: 'torn'>, 42)
     """
 
-    def __init__(self, data: memoryview, *, origin: int = 0) -> None:
+    def __init__(self, data: memoryview) -> None:
         self._data = data
-        self._origin = origin
-        self.stop = LegacyStop(LegacyEnding.CLEAN, origin, "nothing was read yet")
+        self.stop = LegacyStop(LegacyEnding.CLEAN, 0, "nothing was read yet")
 
     def __iter__(self) -> Iterator[LegacyFrame]:
         at = 0
         while True:
-            found = legacy_frame_at(self._data, at, origin=self._origin)
+            found = legacy_frame_at(self._data, at)
             if isinstance(found, LegacyStop):
                 self.stop = found
                 return
-            at = found.end - self._origin
+            at = found.end
             yield found
+
+
+def frame_behind(data: memoryview, stop: LegacyStop) -> int | None:
+    """The byte at which a whole frame begins behind the damage; None for a torn tail, behind which there is none.
+
+    A program that crashed has written nothing behind a frame that it did not finish. A frame without a checksum counts
+    only if another frame, or the end, follows it.
+
+    >>> one, two = (b"".join(encode_record_frame(1, lsn, 0, b"a")) for lsn in (1, 2))
+    >>> scanner = LegacyScanner(memoryview(b"?" + one[1:] + two))
+    >>> list(scanner), frame_behind(memoryview(b"?" + one[1:] + two), scanner.stop)
+    ([], 38)
+    >>> frame_behind(memoryview(one + two[:9]), LegacyStop(LegacyEnding.TORN, 38, "")) is None
+    True
+    """
+    if stop.ending is LegacyEnding.CLEAN:
+        return None
+    budget = _CHECKED_BYTES * (len(data) - stop.at)
+    for match in _BEGINNING.finditer(data, stop.at + 1):
+        found = legacy_frame_at(data, match.start())
+        if isinstance(found, LegacyStop):
+            budget -= found.needs if found.ending is LegacyEnding.BAD_CHECKSUM else 0
+            if budget < 0:
+                return match.start()
+        elif found.version != UNCHECKED_VERSION or _is_followed(data, found.end):
+            return match.start()
+    return None
+
+
+def _is_followed(data: memoryview, at: int) -> bool:
+    following = legacy_frame_at(data, at)
+    return isinstance(following, LegacyFrame) or following.ending is LegacyEnding.CLEAN
 
 
 SPOOL: Final = ".logical.wal"
@@ -364,23 +394,6 @@ def decode_slots(data: bytes | memoryview, where: str, *, now: int) -> list[Slot
 
 
 @dataclass(frozen=True, slots=True)
-class SpoolFrame:
-    """One frame of a spool; ``term`` is None if it has none."""
-
-    byte: int
-    size: int
-    version: int
-    lsn: int
-    term: int | None
-    timestamp: int
-
-    @classmethod
-    def of(cls, frame: LegacyFrame) -> SpoolFrame:
-        """The value of a found frame."""
-        return cls(frame.start, frame.end - frame.start, frame.version, frame.lsn, frame.term, frame.timestamp)
-
-
-@dataclass(frozen=True, slots=True)
 class SpoolFile:
     """A spool: its valid bytes, and why it ends there."""
 
@@ -399,7 +412,7 @@ class SpoolFile:
 
 
 def inspect_spool(
-    path: str, each: Callable[[SpoolFrame], None] | None = None, *, disk: Disk = DISK, clock: Clock = CLOCK
+    path: str, each: Callable[[LegacyFrame], object] | None = None, *, disk: Disk = DISK, clock: Clock = CLOCK
 ) -> SpoolFile:
     """Read a spool up to its first damage; ``each`` is called with its frames."""
     data = disk.read(path)
@@ -410,7 +423,7 @@ def inspect_spool(
         versions[str(frame.version)] += 1
         lsns = [lsns[0] if lsns else frame.lsn, frame.lsn]
         if each is not None:
-            each(SpoolFrame.of(frame))
+            each(frame)
     slots, problems = None, []
     beside = path.removesuffix(SPOOL) + SPOOL_SLOTS
     try:

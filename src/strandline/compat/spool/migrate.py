@@ -14,7 +14,6 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.compat.spool.damage import frame_behind
 from strandline.compat.spool.format import (
     SPOOL,
     SPOOL_SLOTS,
@@ -23,6 +22,7 @@ from strandline.compat.spool.format import (
     LegacyStop,
     SpoolRun,
     SpoolScanner,
+    frame_behind,
     runs,
 )
 from strandline.compat.spool.migrated_slots import settle_slots, spool_slots

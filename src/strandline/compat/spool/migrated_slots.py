@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Final
 
 from strandline.compat.spool.format import decode_slots
@@ -32,10 +32,7 @@ def settle_slots(slots: Iterable[SlotState], bounds: Bounds, *, now: int, where:
     ``CorruptData`` for a valid slot past the end: its consumer got records that are missing here, and would
     skip the next ones with their numbers.
     """
-    return list(_settled(slots, bounds, now, where))
-
-
-def _settled(slots: Iterable[SlotState], bounds: Bounds, now: int, where: str) -> Iterator[SlotState]:
+    settled = []
     for slot in slots:
         if slot.pins and slot.position > bounds.next:
             raise CorruptData(
@@ -48,6 +45,7 @@ def _settled(slots: Iterable[SlotState], bounds: Bounds, now: int, where: str) -
                 "Slot %r of %s needs records from offset %d on, but the spool begins at %d: it is invalid, and its "
                 "consumer has to bootstrap again.", slot.name, where, slot.position, bounds.first,
             )  # fmt: skip
-            yield invalidate(slot, slot, InvalidReason.WAL_REMOVED, now)
+            settled.append(invalidate(slot, slot, InvalidReason.WAL_REMOVED, now))
         else:
-            yield slot
+            settled.append(slot)
+    return settled
