@@ -116,7 +116,8 @@ class Artifacts:
 
     def newest(self) -> Artifact | None:
         """The newest published snapshot; None without any."""
-        return self._pointer().current
+        pointer = self._pointer()
+        return None if pointer is None else pointer.current
 
     def lease(self, holder: Named, *, seconds: Duration = 60.0) -> Lease:
         """The lease that all exporters to this prefix share."""
@@ -129,7 +130,7 @@ class Artifacts:
         *,
         log: LogReading | Address | None = None,
         replace: bool = False,
-        guard: Callable[[], object] | None = None,
+        guard: Callable[[], object] = lambda: None,
     ) -> Cursor:
         """Upload a sealed folder and move the pointer to it; returns the published cursor.
 
@@ -139,35 +140,30 @@ class Artifacts:
         ``CorruptData``, and the pointer stays, if a file differs from the manifest. ``guard`` is called before each
         attempt to move the pointer, and may raise.
         """
-        with contextlib.nullcontext() if log is None else log_at(log) as found:
-            return self._publish(as_folder(folder), found, replace=replace, guard=guard)
+        folder = as_folder(folder)
+        with log_at(log) as found:
+            snapshot = read_snapshot(folder, disk=self._disk)
+            check_history(found, snapshot.cursor)
+            manifest = self._disk.read(f"{folder}/{MANIFEST}", 0, LARGEST + 1)
+            op = self._op()
+            for _ in range(_TRIES):
+                pointer = self._ensure_pointer()
+                current = pointer.current
+                lost = lost_location(found, current)
+                if current is not None and not follows(snapshot.cursor, current, replacing=replace, lost=lost):
+                    return current.cursor
+                artifact = self._upload(snapshot, manifest, pointer.generation)
 
-    def _publish(
-        self, folder: str, log: LogReading | None, *, replace: bool, guard: Callable[[], object] | None
-    ) -> Cursor:
-        snapshot = read_snapshot(folder, disk=self._disk)
-        check_history(log, snapshot.cursor)
-        manifest = self._disk.read(f"{folder}/{MANIFEST}", 0, LARGEST + 1)
-        op = self._op()
-        for _ in range(_TRIES):
-            pointer = self._ensure_pointer()
-            current = pointer.current
-            lost = lost_location(log, current)
-            if current is not None and not follows(snapshot.cursor, current, replacing=replace, lost=lost):
-                return current.cursor
-            artifact = self._upload(snapshot, manifest, pointer.generation)
-
-            def edit(pointer: Pointer, artifact: Artifact = artifact, lost: str | None = lost) -> Pointer:
-                if guard is not None:
+                def edit(pointer: Pointer, artifact: Artifact = artifact, lost: str | None = lost) -> Pointer:
                     guard()
-                return point(pointer, artifact, replacing=replace, lost=lost)
+                    return point(pointer, artifact, replacing=replace, lost=lost)
 
-            try:
-                pointer = self._cell.update(op, edit)
-            except StalePayload:
-                continue  # a trim has given up this slow upload, and may have deleted it
-            self._trim_quietly()
-            return snapshot.cursor if pointer.current is None else pointer.current.cursor
+                try:
+                    pointer = self._cell.update(op, edit)
+                except StalePayload:
+                    continue  # a trim has given up this slow upload, and may have deleted it
+                self._trim_quietly()
+                return snapshot.cursor if pointer.current is None else pointer.current.cursor
         raise Contended(
             f"{self._cell.where}: {folder} was given up by trims {_TRIES} times while it was uploaded; nothing was "
             "published. Trim less often, or with a longer grace period."
@@ -232,34 +228,30 @@ class Artifacts:
         does not move (``Fenced``). The snapshot is sealed in a temporary folder below ``scratch``.
         """
         scratch = as_folder(scratch)
-        with contextlib.nullcontext() if log is None else log_at(log) as found:
+        with log_at(log) as found:
             if lease is None:
-                return self._export(store, None, scratch, found, pause=pause, replace=replace)
-            return self._export_by(lease, store, scratch, found, pause=pause, replace=replace)
-
-    def _export_by(
-        self, lease: Lease, store: Store, scratch: str, log: LogReading | None, *, pause: float, replace: bool
-    ) -> Publication:
-        if not lease.try_acquire():
-            return Publication("busy")
-        try:
-            with lease.kept():
-                return self._export(store, lease, scratch, log, pause=pause, replace=replace)
-        except Fenced:
-            raise
-        except Exception:
-            lease.release()  # another consumer may try at once
-            raise
+                return self._export(store, scratch, found, pause=pause, replace=replace, guard=lambda: None)
+            if not lease.try_acquire():
+                return Publication("busy")
+            try:
+                # The lease only saves work: the pointer's rule makes concurrent exporters harmless.
+                with lease.kept():
+                    return self._export(store, scratch, found, pause=pause, replace=replace, guard=lease.ensure)
+            except Fenced:
+                raise
+            except Exception:
+                lease.release()  # another consumer may try at once
+                raise
 
     def _export(
         self,
         store: Store,
-        lease: Lease | None,
         scratch: str,
         log: LogReading | None,
         *,
         pause: float,
         replace: bool,
+        guard: Callable[[], object],
     ) -> Publication:
         at, current = store.position().cursor, self.newest()
         if at is None:
@@ -274,9 +266,7 @@ class Artifacts:
                 return Publication("current", current.cursor)
         with scratch_folder(f"{scratch}/export", disk=self._disk, chance=self._chance) as hidden:
             store.export_to(f"{hidden}/snapshot")
-            # The lease only saves work: the pointer's rule makes concurrent exporters harmless.
-            guard = None if lease is None else lease.ensure
-            return Publication("published", self._publish(f"{hidden}/snapshot", log, replace=replace, guard=guard))
+            return Publication("published", self.publish(f"{hidden}/snapshot", log=log, replace=replace, guard=guard))
 
     def fetch(self, dest: Address) -> Snapshot:
         """Download the newest published snapshot as a sealed folder; on failure ``dest`` is unchanged.
@@ -356,9 +346,7 @@ class Artifacts:
         Never a payload that the pointer names or may still name: an exporter whose unfinished payload is given up here
         cannot point at it any more, and uploads again.
         """
-        try:
-            pointer = self._cell.read().value
-        except NotFound:
+        if (pointer := self._pointer()) is None:
             return []
         now = cautious_now(self._store, f"{self._prefix}clock/now", clock=self._clock)
         before = now - round(self._grace * SECOND)
@@ -393,20 +381,19 @@ class Artifacts:
         except StorageError as error:
             _LOGGER.warning("Superseded snapshots at %s stay for now: %s", self._cell.where, error)
 
-    def _pointer(self) -> Pointer:
+    def _pointer(self) -> Pointer | None:
         try:
             return self._cell.read().value
         except NotFound:
-            return Pointer()
+            return None
 
     def _ensure_pointer(self) -> Pointer:
         """The pointer, created if there is none."""
-        try:
-            return self._cell.read().value
-        except NotFound:
+        if (found := self._pointer()) is None:
             with contextlib.suppress(AlreadyExists):
                 return self._cell.create(self._op(), Pointer())
-        return self._cell.read().value
+            found = self._cell.read().value
+        return found
 
     def _op(self) -> OpId:
         return OpId(self._chance.uuid())

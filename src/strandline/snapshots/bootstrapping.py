@@ -69,7 +69,7 @@ def bootstrap(
     """
     if slot is not None and log is None:
         raise InvalidInput(f"Slot {slot!r} cannot be pinned without its log: pass log=.")
-    with contextlib.nullcontext() if log is None else log_at(log, changes_slots=slot is not None) as found:
+    with log_at(log, changes_slots=slot is not None) as found:
         if found is not None:
             require(found, "followed", *READING, slots=slot is not None)
         dest = as_folder(dest)

@@ -29,29 +29,19 @@ def staged(dest: str, *, disk: Disk, chance: Chance) -> Iterator[str]:
     disk.make_folders(parent)
     was_there = check_free(dest, disk=disk)
     sweep(parent, disk=disk, chance=chance)
-    with contextlib.ExitStack() as stack:
-        hidden = _take(stack, parent, name, disk=disk, chance=chance)
+    with _taken(parent, name, disk=disk, chance=chance) as hidden:
+        yield hidden
+        sync_folders(hidden, disk=disk)
+        _rename(hidden, str(place), disk=disk)
         try:
-            disk.make_folders(hidden)
-            yield hidden
-            sync_folders(hidden, disk=disk)
-            _rename(hidden, str(place), disk=disk)
-            try:
-                disk.sync_folder(parent)
-            except BaseException:
-                # Not acknowledged yet, and a power failure might undo it: undo it now.
-                with contextlib.suppress(StorageError):
-                    disk.rename(str(place), hidden)
-                    if was_there:
-                        disk.make_folders(str(place))
-                raise
+            disk.sync_folder(parent)
         except BaseException:
+            # Not acknowledged yet, and a power failure might undo it: undo it now.
             with contextlib.suppress(StorageError):
-                disk.remove_folder(hidden)
+                disk.rename(str(place), hidden)
+                if was_there:
+                    disk.make_folders(str(place))
             raise
-        finally:
-            with contextlib.suppress(StorageError):
-                disk.remove(f"{hidden}.lock")
 
 
 @contextlib.contextmanager
@@ -61,15 +51,8 @@ def scratch_folder(beside: str, *, disk: Disk, chance: Chance) -> Iterator[str]:
     parent = str(place.parent)
     disk.make_folders(parent)
     sweep(parent, disk=disk, chance=chance)
-    with contextlib.ExitStack() as stack:
-        hidden = _take(stack, parent, place.name, disk=disk, chance=chance)
-        try:
-            disk.make_folders(hidden)
-            yield hidden
-        finally:
-            with contextlib.suppress(StorageError):
-                disk.remove_folder(hidden)
-                disk.remove(f"{hidden}.lock")
+    with _taken(parent, place.name, disk=disk, chance=chance) as hidden:
+        yield hidden
 
 
 def check_free(dest: str, *, disk: Disk) -> bool:
@@ -117,7 +100,22 @@ def _sweep_one(hidden: str, *, disk: Disk, chance: Chance) -> None:
             disk.remove(lock)
 
 
-def _take(stack: contextlib.ExitStack, parent: str, name: str, *, disk: Disk, chance: Chance) -> str:
+@contextlib.contextmanager
+def _taken(parent: str, name: str, *, disk: Disk, chance: Chance) -> Iterator[str]:
+    """An empty hidden folder under a lock, which says that its process lives; removed with all that is left in it."""
+    with contextlib.ExitStack() as stack:
+        hidden = _locked_name(stack, parent, name, disk=disk, chance=chance)
+        try:
+            disk.make_folders(hidden)
+            yield hidden
+        finally:
+            with contextlib.suppress(StorageError):
+                disk.remove_folder(hidden)
+            with contextlib.suppress(StorageError):
+                disk.remove(f"{hidden}.lock")
+
+
+def _locked_name(stack: contextlib.ExitStack, parent: str, name: str, *, disk: Disk, chance: Chance) -> str:
     while True:
         hidden = f"{parent}/.{name}.~staging-{chance.uuid().hex}"
         lock = f"{hidden}.lock"

@@ -108,7 +108,7 @@ class Rewinding:
     size: Natural
     """Bytes of it that stay."""
     index_size: Natural
-    """Bytes of its index that stay."""
+    """0, since its index is rebuilt. Earlier versions kept these bytes of it."""
     begins: Natural
     """First offset of the file that replaces the truncated frame."""
     quarantine: str

@@ -158,33 +158,31 @@ class WalSpan:
 
         Raises as :meth:`fetch` does. Frames in memory are neither read nor copied.
         """
-        return self._batch(self._read() if self.cached is None else None)
+        return self.batch_in(None)
 
-    def _batch(self, block: ArrowStream | None) -> LogBatch:
+    def batch_in(self, data: memoryview | None) -> LogBatch:
+        """The same, from the bytes of the frame if they are read already."""
         frame = self.frame
         if self.cached is not None:
             return batch_of(frame, self.cached)
-        if block is None:
-            raise AssertionError("the frame is neither in memory nor read")
+        block = self._read(data)
         append = append_of(block.metadata, f"{frame.path} at byte {frame.position}")
         return batch_of(frame, Records(tuple(block.batches), append=append), _stored_pages(block))
 
     def raw(self) -> memoryview:
         """The bytes of the frame as they are on the disk, unchecked; ``NotFound`` if the file is missing."""
-        return self._bytes(self.frame.position, self.frame.size)
+        return self.bytes_at(self.frame.position, self.frame.size)
 
-    def _read(self) -> ArrowStream:
+    def _read(self, data: memoryview | None = None) -> ArrowStream:
         frame = self.frame
-        return self._decode(self._bytes(frame.position, frame.size))
-
-    def _decode(self, data: memoryview) -> ArrowStream:
-        frame = self.frame
+        data = self.raw() if data is None else data
         with fetching() as count:
             block = decode_frame(whole_frame(data, frame), f"{frame.path} at byte {frame.position}")
             count(frame.next - frame.first, frame.size)
         return block
 
-    def _bytes(self, position: int, size: int) -> memoryview:
+    def bytes_at(self, position: int, size: int) -> memoryview:
+        """Bytes of the file of the frame."""
         try:
             return memoryview(self.disk.read(self.frame.path, position, size))
         except NotFound as error:
@@ -243,12 +241,9 @@ def whole_batches(spans: Sequence[WalSpan]) -> list[LogBatch]:
         if len(run) == 1:
             batches.append(run[0].batch())
         else:
-            first, last = run[0].frame, run[-1].frame
-            data = run[0]._bytes(first.position, last.position + last.size - first.position)  # noqa: SLF001
-            for span in run:
-                start = span.frame.position - first.position
-                block = span._decode(data[start : start + span.frame.size])  # noqa: SLF001 - of the same module
-                batches.append(span._batch(block))  # noqa: SLF001
+            start, last = run[0].frame.position, run[-1].frame
+            data = run[0].bytes_at(start, last.position + last.size - start)
+            batches += [span.batch_in(data[span.frame.position - start :][: span.frame.size]) for span in run]
         at = end
     return batches
 

@@ -11,7 +11,6 @@ import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple
-from uuid import UUID
 
 import pyarrow as pa
 
@@ -19,7 +18,6 @@ from strandline.errors import AlreadyExists, CorruptData, InvalidInput, NotFound
 from strandline.formats.arrow.block import Compression, Parts, encode_page
 from strandline.formats.wal.folder import Rewinding, decode_rewinding, encode_rewinding
 from strandline.formats.wal.frame import Frame, FrameInfo, decode_frame, encode_frame
-from strandline.formats.wal.index import INDEX_LEAD, encode_entry, new_chain
 from strandline.formats.wal.mark import NO_BOOT, Mark, encode_mark
 from strandline.log.slots.rules import put_at
 from strandline.log.wal.names import (
@@ -42,7 +40,6 @@ from strandline.log.wal.recover.scan_tail import (
     Examined,
     examine,
     read_identity,
-    read_index,
     read_log_json,
     read_slots_file,
 )
@@ -139,8 +136,6 @@ class _RewindCut(NamedTuple):
     """Bytes of the file."""
     frame: Frame
     """The frame that holds the offset."""
-    index_size: int
-    """Bytes of the file's index that stay."""
 
 
 def _find_cut(folder: str, found: Examined, to: int, *, disk: Disk) -> _RewindCut:
@@ -157,20 +152,8 @@ def _find_cut(folder: str, found: Examined, to: int, *, disk: Disk) -> _RewindCu
         check.refuse()
         if isinstance(piece, Frame) and holds:
             forget_silent(place.writers)
-            return _RewindCut(path, place, size, piece, _index_size(folder, log_id, place, disk=disk))
+            return _RewindCut(path, place, size, piece)
     raise damaged_file(path, size, f"it ends there, and offset {to} should be in it")
-
-
-def _index_size(folder: str, log_id: UUID, place: JournalPosition, *, disk: Disk) -> int:
-    """Bytes of the index for frames up to a position."""
-    chain, index = new_chain(log_id, place.first), read_index(folder, log_id, place.first, disk=disk)
-    size = len(INDEX_LEAD) if index.size else 0
-    for entry in index.entries:
-        if entry.position > place.size:
-            break
-        data, chain = encode_entry(entry, chain)
-        size += len(data)
-    return size
 
 
 def _set_aside(folder: str, found: Examined, cut: _RewindCut, to: int, quarantine: str, *, disk: Disk) -> None:
@@ -245,7 +228,7 @@ def _decide(folder: str, found: Examined, cut: _RewindCut, to: int, quarantine: 
         term=cut.frame.info.term if is_split else place.term,
         file=place.first,
         size=place.size,
-        index_size=cut.index_size,
+        index_size=0,
         begins=begins,
         quarantine=quarantine,
     )
@@ -292,8 +275,11 @@ def finish_rewind(folder: str, *, disk: Disk) -> Rewinding | None:
     # The new file gets its name before the old one loses the records that are in both.
     disk.sync_folder(folder)
     if decided.begins != decided.file:
-        _shorten(f"{folder}/{data_name(decided.file)}", decided.size, disk=disk)
-        _shorten(f"{folder}/{index_name(decided.file)}", decided.index_size, disk=disk)
+        with contextlib.closing(disk.open_append(f"{folder}/{data_name(decided.file)}")) as file:
+            if file.size() > decided.size:
+                file.cut(decided.size)
+            file.sync()
+        rebuild_index(folder, decided.log_id, decided.file, disk=disk)
     later = [first for first in firsts_in(disk.scan(folder)) if first > decided.begins]
     remove_files(folder, later[::-1], disk=disk)
     disk.sync_folder(folder)  # all of it, before the plan is removed
@@ -312,17 +298,6 @@ def _rewrite(path: str, data: bytes, *, disk: Disk) -> None:
     file = disk.open_append(path)
     with contextlib.closing(file):
         file.rewrite(0, [data])
-        file.sync()
-
-
-def _shorten(path: str, size: int, *, disk: Disk) -> None:
-    if not size:
-        disk.remove(path)
-        return
-    file = disk.open_append(path)
-    with contextlib.closing(file):
-        if file.size() > size:
-            file.cut(size)
         file.sync()
 
 
