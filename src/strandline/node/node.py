@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import final
 from uuid import UUID
 
@@ -43,8 +44,8 @@ class Node(Closing):
     """One copy of a log that leads or follows.
 
     Two nodes never acknowledge writes at the same time: the primary holds the lease, and stops before it expires. A
-    node takes over only if it has everything that was committed. One thread calls :meth:`step` in a loop, or
-    :meth:`run`; any thread may call the rest.
+    node takes over only if it has everything that was committed. One thread calls :meth:`step` in a loop;
+    any thread may call the rest.
     """
 
     def __init__(
@@ -71,6 +72,10 @@ class Node(Closing):
         self._ticked = float("-inf")
         self.why_not_leading: str | None = None
         """Why its last attempt to lead failed; None if it succeeded, or there was none."""
+        self.failure: BaseException | None = None
+        """The error that ended its control thread: it is not stepped any more, and unhealthy."""
+        self.tiering_trouble: str | None = None
+        """Why its last round of tiering failed; None if it did not."""
         self._closed = False
         self._follow_at = 0.0
         """End of the back-off after a failed attempt to follow."""
@@ -83,8 +88,9 @@ class Node(Closing):
         self._committed_log = CommittedLog(lambda: self._role.readable(), lambda: self.primary.slots)  # noqa: PLW0108 - of the role by then
         self._tiers = NodeTiers(
             self._committed_log,
+            node_folder,
             open_cold,
-            address=self._cold_address,
+            copy=lambda: self.copy,
             primary=lambda: role if isinstance(role := self._role, PrimaryRole) else None,
         )
         self._origin = Origin(f"The node in {node_folder.folder}", self)
@@ -117,7 +123,9 @@ class Node(Closing):
             node = cls(node_folder, options, connect=connect, lease=lease, open_cold=open_cold, background=background)
             opened.callback(node.close)  # its log, too: another process may be waiting for it
             if lead and lease is None:
-                node._lead_unleased()
+                node._candidacy.check_unleased(node._report())
+                # By configuration, always in the same term: a higher one belongs to another node.
+                node._lead(max(1, node_folder.state.led), continues=True)
             opened.pop_all()
         return node
 
@@ -137,9 +145,19 @@ class Node(Closing):
     def condition(self) -> str:
         """Its state in one word, such as leading or following."""
         role = self._role
+        if self.failure is not None:
+            return str(Condition.FAILED)
         if isinstance(role, ReplicaRole):
             return str(role.condition)
-        return "leading" if role.leadership.is_held else str(Condition.CONNECTING)
+        return str(Condition.LEADING if role.leadership.is_held else Condition.CONNECTING)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it has stopped until an operator acts, or None."""
+        known = self.node_folder.state.trouble
+        if self.failure is not None:
+            return repr(self.failure)
+        return None if known is None else known.reason
 
     @property
     def primary(self) -> PrimaryRole:
@@ -182,13 +200,6 @@ class Node(Closing):
         return None if copy is None else copy.end()
 
     # --- one step ----------------------------------------------------------------------------------------------
-
-    def run(self, stop: threading.Event) -> None:
-        """Step until ``stop`` is set."""
-        while not stop.is_set():
-            pause = self.step()
-            if pause > 0:
-                self._clock.wait(stop, pause)
 
     def step(self) -> float:
         """Do the next step of the current role; returns the pause before the one after, in seconds."""
@@ -274,12 +285,6 @@ class Node(Closing):
             primary = self._lead_elected(force=force)
             return primary.topology(Caller(self.name, primary.term))
 
-    def _lead_unleased(self) -> None:
-        """Lead by configuration, always in the same term: a higher one belongs to another node."""
-        with self._turn:
-            self._candidacy.check_unleased(self._report())
-            self._lead(max(1, self.node_folder.state.led), continues=True)
-
     def _follower(self, copy: LogCopy | None, committed: int, *, knows_committed: bool) -> ReplicaRole:
         return ReplicaRole(
             self.node_folder,
@@ -356,11 +361,6 @@ class Node(Closing):
         _LOGGER.info("Node %s leads in term %d from offset %d on.", self.name, primary.term, primary.term_start)
         return primary
 
-    def _cold_address(self) -> tuple[str, UUID] | None:
-        """The store of the log's cold tier and the log's id; None if it has none, or this node has no copy yet."""
-        url, copy = self.node_folder.state.cold, self.copy
-        return (url, copy.log.log_id) if url and copy is not None else None
-
     # --- service -----------------------------------------------------------------------------------------------
 
     def reading(self) -> CommittedLog | TieredLog:
@@ -390,15 +390,14 @@ class Node(Closing):
         """State, in either role."""
         condition, role, position = self.condition, self._role, self.position
         state = self.node_folder.state  # read after the condition: the reason is set first
-        trouble = None if state.trouble is None else state.trouble.reason
         committed = role.committed if role.knows_committed and position is not None else None
         if isinstance(role, ReplicaRole):
             divergences = state.divergences
         else:
             divergences = sum(each.divergences for each in role.registry.replicas.values())
         return NodeStatus(
-            state.name, condition, trouble, state.seen, state.primary, position, committed, divergences,
-            membership=state.membership,
+            state.name, condition, self.trouble, state.seen, state.primary, position, committed, divergences,
+            self.tiering_trouble, state.membership,
         )  # fmt: skip
 
     def rebootstrap(self) -> None:
@@ -429,7 +428,8 @@ class Node(Closing):
         """This node's report for elections."""
         role = self._role
         committed = role.reads.highest if isinstance(role, ReplicaRole) else role.committed
-        return own_report(self.node_folder, self.copy, committed)
+        report = own_report(self.node_folder, self.copy, committed)
+        return report if self.failure is None else replace(report, unhealthy=report.unhealthy or str(Condition.FAILED))
 
     def close(self) -> None:
         """Stop leading or following, release the lease and the folder. Idempotent."""

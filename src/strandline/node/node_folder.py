@@ -75,7 +75,6 @@ class NodeFolder(Closing):
     """
 
     def __init__(self, folder: str, state: NodeState, *, disk: Disk, clock: Clock, chance: Chance) -> None:
-        """Use :meth:`open`."""
         self.folder = folder
         self.disk = disk
         self.clock = clock

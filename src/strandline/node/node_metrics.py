@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, final
+from typing import TYPE_CHECKING, final
 
 from prometheus_client import Gauge
 
@@ -26,22 +26,15 @@ from strandline.storage.metrics import (
 if TYPE_CHECKING:
     from strandline.node.running import RunningNode
 
-LEADING: Final = "leading"
-FAILED: Final = "failed"
-"""The condition of a node whose control thread has ended with an error."""
-
-CONDITIONS: Final = (LEADING, *map(str, Condition), FAILED)
-
 
 @final
 class NodeMetrics:
     """Gauges of one node, labelled with its name, until :meth:`end`."""
 
     def __init__(self, running: RunningNode, lease: Lease | None) -> None:
-        """From now on a scrape shows this node."""
         self._name = running.name
         report_build()
-        for condition in CONDITIONS:
+        for condition in map(str, Condition):
             CONDITION.labels(self._name, condition).set_function(_or_unknown(_is_in(running, condition)))
         folder = running.node.node_folder
         measured: dict[Gauge, Callable[[], float | None]] = {
@@ -57,7 +50,7 @@ class NodeMetrics:
     def end(self) -> None:
         """Remove them. Idempotent."""
         with contextlib.suppress(KeyError):
-            for condition in CONDITIONS:
+            for condition in map(str, Condition):
                 CONDITION.remove(self._name, condition)
             for gauge in (TERM, DURABLE_OFFSET, COMMITTED_OFFSET, DISK_FREE, LEASE_AGE):
                 gauge.remove(self._name)

@@ -19,12 +19,12 @@ from strandline.node.config import LEASE, NodeConfig
 from strandline.node.flight.client.primary_client import FlightUpstream
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.server.server import FlightNode
-from strandline.node.lead.tiering import NodeColdTier, TieringLoop
+from strandline.node.lead.tiering import NodeColdTier
 from strandline.node.members.rules import addresses
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
-from strandline.node.node_metrics import FAILED, LEADING, NodeMetrics
+from strandline.node.node_metrics import NodeMetrics
 from strandline.node.replicate.replica import Condition
 from strandline.node.services import Upstream
 from strandline.storage.clock import CLOCK, Clock
@@ -32,6 +32,7 @@ from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
 from strandline.storage.objects.urls import open_store
+from strandline.tier.copy.rounds import run_rounds
 
 __all__ = ["NodeConfig", "RunningNode"]
 
@@ -56,7 +57,6 @@ class ControlQueue:
     """
 
     def __init__(self) -> None:
-        """An empty queue."""
         self.wake = threading.Event()
         """Set when a request is queued, or the node stops: the control thread need not sleep on."""
         self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
@@ -124,8 +124,6 @@ class RunningNode(Closing):
         """The error of closing."""
         self._upstreams: weakref.WeakSet[FlightUpstream] = weakref.WeakSet()
         self._node: Node | None = None
-        self.failure: BaseException | None = None
-        """The error that ended the control thread, or None."""
         with contextlib.ExitStack() as opened:
             node_folder = opened.enter_context(NodeFolder.open(config.folder, config.name, clock=clock))
             node_folder.tickets.seconds = config.ticket_seconds
@@ -150,7 +148,6 @@ class RunningNode(Closing):
         self._node = node
         self._metrics = NodeMetrics(self, self._lease)
         self._origin = Origin(f"The node {config.name}", self)
-        self._tiering = TieringLoop(lambda sweep, stop: node.tier(sweep=sweep, stop=stop), config.tiering.pause, clock)
         self._tiered = threading.Event()
         """Set when the thread that tiers has ended."""
         self._thread = threading.Thread(target=self._run, name=f"strandline-node-{config.name}", daemon=True)
@@ -204,8 +201,22 @@ class RunningNode(Closing):
         return NodeColdTier.at(url, log_id, self.config.tiering, clock=self.clock)
 
     def _tier(self) -> None:
+        """Rounds of tiering while the node leads; a copy that is interrupted ends before any of it is stored."""
+
+        def made(*, sweep: bool) -> bool:
+            done = self.node.tier(sweep=sweep, stop=self._stop)
+            self.node.tiering_trouble = None
+            return done is not None
+
+        def failed(error: StrandlineError) -> None:
+            # A primary that has just begun, or has just lost its lease, is not worth a warning.
+            if str(error) != self.node.tiering_trouble:
+                level = logging.INFO if isinstance(error, NotReady) else logging.WARNING
+                _LOGGER.log(level, "A round of tiering failed, and is repeated: %s", error)
+            self.node.tiering_trouble = str(error)
+
         try:
-            self._tiering.run(self._stop)
+            run_rounds(made, failed, self._stop, pause=self.config.tiering.pause, clock=self.clock)
         except Exception:  # a bug: without the thread nothing is tiered or trimmed, but the log can still be used
             _LOGGER.exception("Node %s has stopped tiering. Start it again.", self.config.name)
             raise
@@ -236,7 +247,7 @@ class RunningNode(Closing):
         except BaseException as error:
             why = f"{name} has failed ({error!r}): look at its log, and start it again."
             _LOGGER.exception("Node %s failed, and steps down. Start it again.", name)
-            self.failure = error
+            self.node.failure = error
             self._step_down()
         finally:
             self._control.close(why)
@@ -265,21 +276,23 @@ class RunningNode(Closing):
     @property
     def condition(self) -> str:
         """Its state in one word."""
-        return FAILED if self.failure is not None else self.node.condition
+        return self.node.condition
 
     @property
     def trouble(self) -> str | None:
         """Why it has stopped until an operator acts, or None."""
-        if self.failure is not None:
-            return repr(self.failure)
-        known = self.node.node_folder.state.trouble
-        return None if known is None else known.reason
+        return self.node.trouble
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ended the control thread, or None."""
+        return None if self._node is None else self._node.failure
 
     def why_not_ready(self) -> str | None:
         """Why it cannot serve now; None if it leads or follows, and knows the commit watermark."""
         if self._stop.is_set():
             return "it is stopping"
-        if self.condition not in (LEADING, Condition.FOLLOWING):
+        if self.condition not in (Condition.LEADING, Condition.FOLLOWING):
             return f"it is {self.condition}" if self.trouble is None else f"it is {self.condition}: {self.trouble}"
         return None if self.node.knows_committed else "it does not know yet what is committed"
 
@@ -305,13 +318,11 @@ class RunningNode(Closing):
 
     def report(self, caller: Caller) -> ElectionReport:
         """The node's election report; a failed node is unhealthy."""
-        report = self.node.report(caller)
-        return report if self.failure is None else replace(report, unhealthy=report.unhealthy or FAILED)
+        return self.node.report(caller)
 
     def status(self) -> NodeStatus:
         """Role, position and health."""
-        status = replace(self.node.status(), tiering=self._tiering.trouble)
-        return status if self.failure is None else replace(status, condition=FAILED, trouble=repr(self.failure))
+        return self.node.status()
 
     # --- closing -----------------------------------------------------------------------------------------------
 

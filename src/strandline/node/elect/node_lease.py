@@ -23,7 +23,6 @@ class NodeLease:
     """The lease, and when this node renews or checks it next. Used by one thread at a time."""
 
     def __init__(self, lease: Lease, node_folder: NodeFolder) -> None:
-        """Nothing is asked of the store yet."""
         self.lease = lease
         self._node_folder = node_folder
         self._clock = node_folder.clock

@@ -56,23 +56,19 @@ _OF_MEMBERS: Final = frozenset({Role.REPLICA, Role.CLIENT})
 """Roles of the certificate of a node of the log."""
 
 
+@dataclass(frozen=True, slots=True, repr=False)
 class Tokens:
     """Tokens and the grant of each. Only hashes are stored; neither is ever printed or logged."""
 
-    def __init__(self, grants: Iterable[tuple[bytes, Grant]]) -> None:
-        """Pairs of a token's SHA-256 and its grant."""
-        self._grants = tuple(grants)
-        if len({digest for digest, _ in self._grants}) < len(self._grants):
+    grants: tuple[tuple[bytes, Grant], ...]
+    """Pairs of a token's SHA-256 and its grant."""
+
+    def __post_init__(self) -> None:
+        if len({digest for digest, _ in self.grants}) < len(self.grants):
             raise InvalidInput("A token is given twice: each belongs to one name.")
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tokens) and self._grants == other._grants
-
-    def __hash__(self) -> int:
-        return hash(self._grants)
-
     def __repr__(self) -> str:
-        return f"Tokens(of {sorted({grant.name for _, grant in self._grants})})"
+        return f"Tokens(of {sorted({grant.name for _, grant in self.grants})})"
 
     @classmethod
     def parse(cls, text: str, where: str) -> Tokens:
@@ -91,7 +87,7 @@ class Tokens:
             except ValueError as error:
                 # Neither the line nor its cause is shown: both contain a token.
                 raise InvalidInput(f"Line {number} of {where} is no grant: {error}.") from None
-        return cls(grants)
+        return cls(tuple(grants))
 
     @classmethod
     def load(cls, path: str, *, disk: Disk = DISK) -> Tokens:
@@ -108,7 +104,7 @@ class Tokens:
         scheme, _, token = (values[0] if len(values) == 1 else "").partition(" ")
         digest = hashlib.sha256(token.strip().encode(errors="replace")).digest()
         found = None
-        for known, grant in self._grants:
+        for known, grant in self.grants:
             if hmac.compare_digest(known, digest):
                 found = grant
         return found if scheme.lower() == _SCHEME else None

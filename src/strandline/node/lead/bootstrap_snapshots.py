@@ -42,7 +42,6 @@ class BootstrapSnapshots:
     """
 
     def __init__(self, node_folder: NodeFolder, log: WalLog) -> None:
-        """Keep snapshots in the node's folder."""
         self._node_folder = node_folder
         self._log = log
         self._snapshots: dict[str, Snapshot] = {}

@@ -12,11 +12,12 @@ from strandline.storage.lease import Lease
 class Leadership:
     """Held while this node is the primary of its term. Ends by itself when the lease expires, and never resumes.
 
+    Without a lease only a higher term ends it.
+
     No I/O: a lease counts its time from before it was requested, so that no other node holds it at the same time.
     """
 
     def __init__(self, term: int, lease: Lease | None = None) -> None:
-        """Leadership in this term under this lease; without a lease only a higher term ends it."""
         self.term = term
         self._lease = lease
         self._ended: str | None = None

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Final, final
 from uuid import UUID
 
-from strandline.errors import LogClosed, NotReady, StrandlineError
+from strandline.errors import LogClosed, NotReady
 from strandline.log.contract import Slot, Slots
 from strandline.log.slots.table import TableSlot
 from strandline.log.topic.contract import Topic
@@ -21,7 +21,9 @@ from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.consumer_slots import LedSlots
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
+from strandline.node.node_folder import NodeFolder
 from strandline.node.options import TierSettings
+from strandline.node.replicate.log_copy import LogCopy
 from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.objects.store import ObjectStore
@@ -29,7 +31,7 @@ from strandline.storage.objects.urls import open_store
 from strandline.storage.worker_thread import WorkerThread
 from strandline.tier.attachment import ColdAccess, ColdCell, open_events
 from strandline.tier.claim import CLAIM_FILE, ClaimCell, TierClaim
-from strandline.tier.copy.rounds import Round, run_rounds
+from strandline.tier.copy.rounds import Round
 from strandline.tier.copy.tierer import Tierer
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import partition_of
@@ -192,18 +194,20 @@ class NodeTiers(Closing):
     def __init__(
         self,
         hot: CommittedLog,
+        node_folder: NodeFolder,
         open_cold: Callable[[str, UUID], NodeColdTier] | None,
         *,
-        address: Callable[[], tuple[str, UUID] | None],
+        copy: Callable[[], LogCopy | None],
         primary: Callable[[], PrimaryRole | None],
     ) -> None:
-        """``hot`` is the node's copy; ``open_cold`` opens the cold tier of a log in the store at an address.
+        """``open_cold`` opens the cold tier of a log in the store at an address.
 
-        ``address`` gives that address and the log's id as of now, ``primary`` the role of a node that leads.
+        ``hot`` is the log as readers see the node's ``copy``; ``primary`` gives the role of a node that leads.
         """
         self._hot = hot
+        self._node_folder = node_folder
         self._open_cold = open_cold
-        self._address = address
+        self._copy = copy
         self._primary = primary
         self._lock = threading.Lock()
         self._round = threading.Lock()
@@ -215,13 +219,12 @@ class NodeTiers(Closing):
 
     def _opened(self) -> NodeColdTier | None:
         """The log's cold tier; None if it has none, or this node has no copy of the log yet."""
-        known = self._address()
-        if known is None or self._open_cold is None:
+        url, copy = self._node_folder.state.cold, self._copy()
+        if not url or copy is None or self._open_cold is None:
             return None
-        url, log_id = known
         with self._lock:
-            if self.cold is None or self.cold.log_id != log_id:
-                self.cold = self._open_cold(url, log_id)
+            if self.cold is None or self.cold.log_id != copy.log.log_id:
+                self.cold = self._open_cold(url, copy.log.log_id)
             return self.cold
 
     def log(self) -> CommittedLog | TieredLog:
@@ -298,33 +301,3 @@ class TiererSlots(LedSlots, TierableSlots):
     def retired(self) -> Collection[UUID]:
         """The segments that this primary or a former one has noted, and may not have deleted yet."""
         return self._claim_cell.check().retired
-
-
-@final
-class TieringLoop:
-    """Runs rounds of tiering while the node leads. Used by one thread."""
-
-    def __init__(self, tier: Callable[[bool, threading.Event], Round | None], pause: float, clock: Clock) -> None:
-        """``tier(sweep, stop)`` makes one round; None if this node does not lead, or has no cold tier."""
-        self._tier = tier
-        self._pause = pause
-        self._clock = clock
-        self.trouble: str | None = None
-        """Why the last round failed; None if it did not."""
-
-    def run(self, stop: threading.Event) -> None:
-        """Run rounds until ``stop`` is set; a copy under way then ends before any of it is published or stored."""
-
-        def made(*, sweep: bool) -> bool:
-            done = self._tier(sweep, stop)
-            self.trouble = None
-            return done is not None
-
-        run_rounds(made, self._failed, stop, pause=self._pause, clock=self._clock)
-
-    def _failed(self, error: StrandlineError) -> None:
-        # A primary that has just begun, or has just lost its lease, is not worth a warning.
-        if str(error) != self.trouble:
-            level = logging.INFO if isinstance(error, NotReady) else logging.WARNING
-            _LOGGER.log(level, "A round of tiering failed, and is repeated: %s", error)
-        self.trouble = str(error)

@@ -141,7 +141,6 @@ class LogCopy:
     """The copy as a :class:`~strandline.model.sink.BatchSink`: taken batches are durable, and unchanged."""
 
     def __init__(self, node_folder: NodeFolder, *, background: bool) -> None:
-        """Open the current copy of the node."""
         self._node_folder = node_folder
         self._background = background
         self._lock = threading.Lock()

@@ -54,8 +54,9 @@ _AT_ONCE: Final = Batching(window=0.0, bytes=64 << 20)
 
 
 class Condition(StrEnum):
-    """State of a replica. ``GAP`` and ``DIVERGED`` last until an operator acts."""
+    """State of a node. ``GAP`` and ``DIVERGED`` last until an operator acts."""
 
+    LEADING = "leading"
     CONNECTING = "connecting"
     BOOTSTRAPPING = "bootstrapping"
     FOLLOWING = "following"
@@ -63,6 +64,8 @@ class Condition(StrEnum):
     """A primary of a lower term than it has seen sent records; it continues with a newer primary."""
     GAP = "gap"
     DIVERGED = "diverged"
+    FAILED = "failed"
+    """Its control thread has ended with an error."""
 
 
 @final

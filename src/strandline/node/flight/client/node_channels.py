@@ -109,7 +109,6 @@ class NodeChannels:
         read_from: ReadFrom,
         clock: Clock,
     ) -> None:
-        """Connects when it is first used."""
         self.url = url
         self.security = security
         self.timeout = timeout

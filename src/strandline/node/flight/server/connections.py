@@ -41,7 +41,6 @@ class ConnectionGuard:
     """
 
     def __init__(self, limits: ServerLimits, *, clock: Clock) -> None:
-        """No connection is known yet."""
         self._limits = limits
         self._clock = clock
         self._lock = threading.Lock()

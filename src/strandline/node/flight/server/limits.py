@@ -105,7 +105,6 @@ class CallLimiter:
     """Counts running calls per caller, from the first byte on where credentials name the caller. Safe in threads."""
 
     def __init__(self, limits: ServerLimits, *, clock: Clock = CLOCK) -> None:
-        """No call runs yet."""
         self._limits = limits
         self._clock = clock
         self._lock = threading.Lock()

@@ -77,7 +77,6 @@ class GrpcCall:
     """One call: its headers, its messages, and how long the node has waited for it. For one thread, except ``end``."""
 
     def __init__(self, method: str, requests: Iterator[bytes], context: Any, clock: Clock) -> None:
-        """A call of this method that has just begun; nothing of it was received yet."""
         self.method = method
         self._requests = requests
         self._context = context
