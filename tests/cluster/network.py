@@ -171,10 +171,6 @@ class SimulatedLink:
         """Over the network."""
         return self._call("register", lambda node: node.primary.register(caller, region=region))
 
-    def unregister(self, caller: Caller, *, keep_slot: bool) -> None:
-        """Over the network."""
-        self._call("unregister", lambda node: node.primary.unregister(caller, keep_slot=keep_slot))
-
     def resume(self, caller: Caller, since: Cursor | None) -> Resume:
         """Over the network."""
         return self._call("resume", lambda node: node.primary.resume(caller, since))

@@ -32,9 +32,9 @@ POLICIES = [
     AckN(4),
     Quorum(frozenset({"p", "r1", "r2"})),
     Quorum(frozenset({"p", "r1", "r2", "r3", "r4"})),
-    Regions.of({"eu": 1}),
-    Regions.of({"eu": 2, "us": 1}),
-    Every((AckN(3), Regions.of({"us": 1}))),
+    Regions((("eu", 1),)),
+    Regions((("eu", 2), ("us", 1))),
+    Every((AckN(3), Regions((("us", 1),)))),
     Local(),
 ]
 

@@ -27,6 +27,11 @@ from strandline.node.lead.policies import (
 VOTERS = frozenset({"p", "a", "b"})
 
 
+def regions(counts: dict[str, int]) -> Regions:
+    """The policy that asks for these numbers of replicas."""
+    return Regions(tuple(sorted(counts.items())))
+
+
 def position(durable: int, **replicas: int | None) -> DurableOffsets:
     """The primary p, and replicas; those that begin with e are in Europe, the others in America."""
     found = (ReplicaPosition(name, at, "eu" if name.startswith("e") else "us") for name, at in replicas.items())
@@ -45,11 +50,11 @@ def position(durable: int, **replicas: int | None) -> DurableOffsets:
         (Quorum(frozenset({"p", "a", "b", "e1"})), 70),
         (Quorum(frozenset({"a", "b", "new"})), 70),
         (Quorum(frozenset({"p"})), 100),
-        (Regions.of({"eu": 1}), 40),
-        (Regions.of({"us": 2}), 70),
-        (Regions.of({"eu": 1, "us": 1}), 40),
-        (Regions.of({"asia": 1}), 0),
-        (Every((AckN(1), Regions.of({"eu": 1}))), 40),
+        (regions({"eu": 1}), 40),
+        (regions({"us": 2}), 70),
+        (regions({"eu": 1, "us": 1}), 40),
+        (regions({"asia": 1}), 0),
+        (Every((AckN(1), regions({"eu": 1}))), 40),
     ],
 )
 def test_a_policy_is_satisfied_up_to_its_watermark(policy: CommitPolicy, reached: int) -> None:
@@ -57,7 +62,7 @@ def test_a_policy_is_satisfied_up_to_its_watermark(policy: CommitPolicy, reached
 
 
 def test_a_replica_ahead_of_the_primary_s_durable_end_does_not_move_the_watermark_past_it() -> None:
-    for policy in (AckN(1), Quorum(VOTERS), Regions.of({"us": 1})):
+    for policy in (AckN(1), Quorum(VOTERS), regions({"us": 1})):
         assert watermark(policy, position(10, a=50, b=50)) == 10
 
 
@@ -70,8 +75,8 @@ def test_the_nth_highest_is_what_so_many_have_reached() -> None:
     [
         (AckN(4), "3 replicas"),
         (Quorum(frozenset({"x", "y", "a"})), "add p to the voters"),
-        (Regions.of({"eu": 2}), "region 'eu'"),
-        (Regions.of({"asia": 1}), "region 'asia'"),
+        (regions({"eu": 2}), "region 'eu'"),
+        (regions({"asia": 1}), "region 'asia'"),
         (Every((AckN(1), AckN(4))), "3 replicas"),
     ],
 )
@@ -82,7 +87,7 @@ def test_a_policy_that_can_never_be_reached_is_refused_before_anything_is_writte
         check_possible(policy, position(0, a=None, b=None, e1=None))
 
 
-@pytest.mark.parametrize("policy", [Local(), AckN(3), Quorum(VOTERS), Regions.of({"eu": 1, "us": 2})])
+@pytest.mark.parametrize("policy", [Local(), AckN(3), Quorum(VOTERS), regions({"eu": 1, "us": 2})])
 def test_a_policy_that_may_yet_be_reached_is_not_refused(policy: CommitPolicy) -> None:
     check_possible(policy, position(0, a=None, b=None, e1=None))
 
@@ -91,7 +96,7 @@ POLICIES = st.one_of(
     st.just(Local()),
     st.builds(AckN, st.integers(1, 4)),
     st.builds(Quorum, st.frozensets(st.sampled_from(["p", "a", "b", "e1"]), min_size=1)),
-    st.builds(Regions.of, st.dictionaries(st.sampled_from(["eu", "us"]), st.integers(1, 2), min_size=1)),
+    st.builds(regions, st.dictionaries(st.sampled_from(["eu", "us"]), st.integers(1, 2), min_size=1)),
 )
 POSITIONS = st.one_of(st.none(), st.integers(0, 20))
 

@@ -432,7 +432,7 @@ class TestCommitting:
 
     def test_an_impossible_policy_fails_before_anything_is_written(self, primary):
         primary.register(ONE)
-        for policy in (AckN(2), Quorum(frozenset({"x", "y"})), Regions.of({"eu": 1})):
+        for policy in (AckN(2), Quorum(frozenset({"x", "y"})), Regions((("eu", 1),))):
             with pytest.raises(InvalidInput):
                 primary.append(records(b"x"), policy=policy)
         with pytest.raises(NotReady, match="only 1 of them have registered yet: nothing was written"):

@@ -376,15 +376,12 @@ class _Submitted:
 
     @property
     def repeated(self) -> bool:
-        """Whether the log recognised its number."""
         return self.handle.repeated
 
     def done(self) -> bool:
-        """Whether the outcome is known."""
         return self.handle.done()
 
     def result(self, timeout: float | None = None) -> Receipt:
-        """The receipt; ``CommitTimedOut`` if the policy was not satisfied in time."""
         return self.handle.result(COMMIT_SECONDS if timeout is None else timeout).ensure()
 
     def __await__(self) -> Generator[object, None, Receipt]:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Final, TypeVar, final
-from uuid import UUID
 
 from strandline.errors import NotReady, StrandlineError
 from strandline.model.arguments import Timeout, checked
@@ -21,7 +20,7 @@ from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.server.server import FlightNode
 from strandline.node.lead.tiering import NodeColdTier
 from strandline.node.members.rules import addresses
-from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology
+from strandline.node.messages import NodeStatus, Topology
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
 from strandline.node.node_metrics import NodeMetrics
@@ -141,7 +140,7 @@ class RunningNode(Closing):
                     create=config.create,
                     take_over=config.take_over,
                     lead=config.lead,
-                    open_cold=self._cold_at,
+                    open_cold=lambda url, log_id: NodeColdTier.at(url, log_id, config.tiering, clock=clock),
                 )
             )
             opened.pop_all()
@@ -196,9 +195,6 @@ class RunningNode(Closing):
             except StrandlineError as error:
                 _LOGGER.warning("Node %s connects with its former certificate and token: %s", self.config.name, error)
         return self._client
-
-    def _cold_at(self, url: str, log_id: UUID) -> NodeColdTier:
-        return NodeColdTier.at(url, log_id, self.config.tiering, clock=self.clock)
 
     def _tier(self) -> None:
         """Rounds of tiering while the node leads; a copy that is interrupted ends before any of it is stored."""
@@ -315,10 +311,6 @@ class RunningNode(Closing):
     def rebootstrap(self) -> None:
         """Rebuild the copy of the log from a snapshot of the primary."""
         self._control.run(self.node.rebootstrap)
-
-    def report(self, caller: Caller) -> ElectionReport:
-        """The node's election report; a failed node is unhealthy."""
-        return self.node.report(caller)
 
     def status(self) -> NodeStatus:
         """Role, position and health."""

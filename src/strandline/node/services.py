@@ -14,7 +14,6 @@ from strandline.node.messages import (
     Caller,
     ElectionReport,
     Handover,
-    NodeStatus,
     Registration,
     Resume,
     SnapshotChunk,
@@ -65,9 +64,6 @@ class Upstream(Protocol):
     def register(self, caller: Caller, *, region: str | None) -> Registration:
         """Register as a replica; repeating it only refreshes when it was last seen."""
 
-    def unregister(self, caller: Caller, *, keep_slot: bool) -> None:
-        """Unregister; ``NotFound`` for an unknown replica."""
-
     def resume(self, caller: Caller, since: Cursor | None) -> Resume:
         """How to resume from the caller's position; None for a new replica. Registers an unknown caller."""
 
@@ -116,14 +112,8 @@ class NodeService(Protocol):
     def node(self) -> Node:
         """The copy of the log in its role; the server does not step it."""
 
-    def report(self, caller: Caller) -> ElectionReport:
-        """The node's election report, in either role; from now on it refuses terms below the caller's."""
-
     def promote(self, *, force: bool) -> Topology:
         """Become the primary if that loses nothing committed; ``force`` ignores nodes that cannot be reached."""
-
-    def status(self) -> NodeStatus:
-        """Role, position and health of this node."""
 
     def rebootstrap(self) -> None:
         """Rebuild the copy of the log from a snapshot of the primary; ``NotReady`` on a primary."""

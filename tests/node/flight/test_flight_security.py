@@ -58,7 +58,7 @@ def every_call(upstream, caller, log_id):
     """All that a replica asks for."""
     return {
         "register": lambda: upstream.register(caller, region=None),
-        "unregister": lambda: upstream.unregister(caller, keep_slot=False),
+        "unregister": lambda: upstream._channel.call("unregister", **caller._asdict()),
         "resume": lambda: upstream.resume(caller, None),
         "feed": lambda: first_of(upstream, caller, log_id),
         "acknowledge": lambda: upstream.acknowledge(caller, ReplicaProgress(0, 0)),
@@ -113,7 +113,7 @@ def test_only_an_administrator_promotes_or_unregisters_another(node, guarded):
     with RemoteLog(guarded.url, security=token("token-of-the-admin")) as remote:
         remote.promote()
         with FlightUpstream(guarded.url, security=token("token-of-the-admin")) as upstream:
-            upstream.unregister(Caller("replica-1"), keep_slot=False)
+            upstream._channel.call("unregister", name="replica-1", term=0)
 
 
 @pytest.mark.parametrize("word", [None, "token-of-replica-3", "token-of-replica-", "token-of-replica-1x", "short-7"])

@@ -70,7 +70,7 @@ def test_registering_and_the_topology_come_through_whole(node, upstream):
     found = upstream.register(ME, region="eu")
     assert (found.topology, found.position) == (expected, None)
     assert upstream.topology(ME) == expected
-    upstream.unregister(ME, keep_slot=True)
+    upstream._channel.call("unregister", **ME._asdict(), keep_slot=True)
     assert ("register", ME, "eu") in node.asked
     assert node.asked[-1] == ("unregister", ME, True)
 

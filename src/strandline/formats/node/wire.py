@@ -6,7 +6,7 @@ All numbers are little-endian and fit 63 bits. Every fixed part ends with its CR
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import pyarrow as pa
@@ -124,7 +124,8 @@ def encode_advance(advance: Advance) -> bytes:
 
 def decode_advance(data: bytes | memoryview | None, where: str) -> Advance:
     """Decode an acknowledgement; ``CorruptData`` for any other bytes."""
-    version, quiet, *numbers = _opened(_ADVANCE, data, "An acknowledgement", where)
+    body = _unsealed(data, "An acknowledgement", where, _ADVANCE.size, _ADVANCE.size)
+    version, quiet, *numbers = _ADVANCE.unpack(body)
     _check(where, version, *numbers)
     if quiet > 1:
         raise CorruptData(f"An acknowledgement of {where} has unknown flags ({quiet}): run the same version on both.")
@@ -149,11 +150,6 @@ def decode_answer(data: bytes | memoryview | None, where: str) -> tuple[Heartbea
 
 def _sealed(body: bytes) -> bytes:
     return body + _CHECKSUM.pack(crc32c(body))
-
-
-def _opened(layout: struct.Struct, data: bytes | memoryview | None, what: str, where: str) -> tuple[Any, ...]:
-    found: tuple[Any, ...] = layout.unpack(_unsealed(data, what, where, layout.size, layout.size))
-    return found
 
 
 def _unsealed(data: bytes | memoryview | None, what: str, where: str, smallest: int, largest: int) -> bytes:

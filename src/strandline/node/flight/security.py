@@ -38,6 +38,9 @@ class Role(StrEnum):
     """Everything that a client may; promote; unregister any replica; order a replica to bootstrap again."""
 
 
+EVERYBODY: Final = (Role.REPLICA, Role.CLIENT, Role.ADMIN)
+
+
 @dataclass(frozen=True, slots=True)
 class Grant:
     """A known caller and its roles."""
@@ -332,7 +335,7 @@ class CallerRights:
     def need_to_read(self, asked: ReadTicket) -> None:
         """``Fenced`` for a caller that may not read this: without a role, or outside of its ticket."""
         if self.ticket is None:
-            self.need(Role.CLIENT, Role.REPLICA, Role.ADMIN)
+            self.need(*EVERYBODY)
         elif not self.ticket.allows(asked):
             raise Fenced(
                 f"The ticket allows reading offsets {self.ticket.first} to {self.ticket.next - 1} of log "
@@ -365,7 +368,7 @@ class CallerRights:
         """
         if term:
             return self.replica(name, term)
-        self.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+        self.need(*EVERYBODY)
         return self._itself(name, term)
 
     def leaving_replica(self, name: str, term: int) -> Caller:

@@ -7,7 +7,7 @@ committed when the watermark has passed it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
@@ -67,11 +67,6 @@ class Regions:
             raise InvalidInput("regions waits for at least one replica in at least one region.")
         if len({region for region, _ in self.counts}) < len(self.counts):
             raise InvalidInput("regions names each region once.")
-
-    @classmethod
-    def of(cls, counts: Mapping[str, int]) -> Regions:
-        """From a mapping of regions to numbers of replicas."""
-        return cls(tuple(sorted(counts.items())))
 
     def __str__(self) -> str:
         return f"regions({','.join(f'{region}={count}' for region, count in self.counts)})"

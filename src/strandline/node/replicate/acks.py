@@ -24,9 +24,8 @@ class AckSender:
     """
 
     _caller: Callable[[], Caller]
-    _progress: Callable[[int], ReplicaProgress]
-    """Builds the acknowledgement of a durable end, before it is sent."""
-    _end: Callable[[], int]
+    _progress: Callable[[int | None], ReplicaProgress]
+    """Builds the acknowledgement of a durable end, or of the copy's, before it is sent."""
     _on_watermark: Callable[[int], object]
     """Called with the watermark of each answer."""
     _poll_seconds: float
@@ -71,9 +70,9 @@ class AckSender:
 
     def touch(self) -> None:
         """Acknowledge the end of the copy, and wait for the answer; raises as :meth:`advance`."""
-        self._acknowledge(self._end())
+        self._acknowledge(None)
 
-    def _acknowledge(self, upto: int) -> None:
+    def _acknowledge(self, upto: int | None) -> None:
         unsent, self._unsent = self._unsent, None
         if unsent is not None:
             raise unsent

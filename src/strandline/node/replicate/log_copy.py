@@ -148,7 +148,7 @@ class LogCopy:
         self.term = 0
         """The term of the primary that the node follows."""
         self.generation = node_folder.state.generation
-        self.on_durable: Callable[[int], object] | None = None
+        self.on_durable: Callable[[int], None] = lambda _: None
         """Called with each new durable end; must not raise."""
         self._leads = False
         """Whether the node leads: a thread then groups the commits of many appends. A follower is faster without."""
@@ -159,12 +159,8 @@ class LogCopy:
             self._node_folder,
             self._node_folder.data(self.generation),
             background=self._background and self._leads,
-            durable=None if self._leads else self._is_durable,
+            durable=None if self._leads else lambda upto: self.on_durable(upto),  # noqa: PLW0108 - of then
         )
-
-    def _is_durable(self, upto: int) -> None:
-        if self.on_durable is not None:
-            self.on_durable(upto)
 
     # --- as a sink ---------------------------------------------------------------------------------------------
 

@@ -95,12 +95,10 @@ class ReplicaRole:
         self.copy = copy
         self._node_folder = node_folder
         self._connect = connect
-        self._region = options.region
+        self._options = options
         self._poll_seconds = options.poll_seconds
-        self._cold = options.cold_address
         self._background = background
         self._clock = node_folder.clock
-        self._chance = node_folder.chance
         self._upstream: Upstream | None = None
         self._feed: ReplicationFeed | None = None
         self._follower: Follower | None = None
@@ -117,9 +115,7 @@ class ReplicaRole:
             committed=committed, is_known=knows_committed,
         )  # fmt: skip
         """The copy as readers see it."""
-        self._acks = AckSender(
-            self._caller, self._progress, self._end, self.reads.raise_to, self._poll_seconds, self._clock
-        )
+        self._acks = AckSender(self._caller, self._progress, self.reads.raise_to, self._poll_seconds, self._clock)
         self._handed_over = 0.0
         """When the primary's slots of consumers were last fetched."""
         self._checkpointed = self._clock.monotonic()
@@ -162,11 +158,15 @@ class ReplicaRole:
         elif isinstance(error, CorruptData):
             self._apply_errors += 1
         self.condition = Condition.FENCED if isinstance(error, Fenced) else Condition.CONNECTING
-        pause = RETRIES.pause(self._failures, self._chance.jitter())
-        self._failures += 1
+        pause = self._back_off()
         level = logging.INFO if error.retryable else logging.WARNING
         _LOGGER.log(level, "Replica %s tries again in %.1f s: %s", self._node_folder.state.name, pause, error)
         return pause
+
+    def _back_off(self) -> float:
+        """Seconds until the next attempt, after one more has failed."""
+        self._failures += 1
+        return RETRIES.pause(self._failures - 1, self._node_folder.chance.jitter())
 
     def _stop(self, error: Gap | Diverged) -> None:
         self.disconnect()
@@ -186,14 +186,13 @@ class ReplicaRole:
         try:
             upstream = self._connect()
             try:
-                self._observe_term(upstream.register(self._caller(), region=self._region).topology.term)
+                self._observe_term(upstream.register(self._caller(), region=self._options.region).topology.term)
                 # At offset 0: no local record may count as the primary's.
                 upstream.acknowledge(self._caller(), ReplicaProgress(0, 0, self._apply_errors, divergences))
             finally:
                 upstream.close()
         except StrandlineError as error:
-            pause = RETRIES.pause(self._failures, self._chance.jitter())
-            self._failures += 1
+            pause = self._back_off()
             _LOGGER.info("Replica %s could not report that it diverged: %s", self._node_folder.state.name, error)
             return pause
         self._reported, self._failures = divergences, 0
@@ -220,7 +219,7 @@ class ReplicaRole:
 
     def _begin(self) -> None:
         self._upstream = upstream = self._connect()
-        registration = upstream.register(self._caller(), region=self._region)
+        registration = upstream.register(self._caller(), region=self._options.region)
         topology = registration.topology
         self._observe_term(topology.term)
         self._term = topology.term
@@ -332,7 +331,7 @@ class ReplicaRole:
 
     def _cold_of(self, topology: Topology) -> str:
         """The store of the log's cold tier, which the log keeps; empty for none."""
-        known, said = self._node_folder.state.cold or self._cold, topology.cold
+        known, said = self._node_folder.state.cold or self._options.cold_address, topology.cold
         if said is None or said == known:
             return known
         if known:
@@ -400,17 +399,16 @@ class ReplicaRole:
         if self.copy is not None:
             self.copy.log.trim(min(upstream.topology(self._caller()).first, self.committed))
 
-    def _progress(self, durable: int) -> ReplicaProgress:
-        """The acknowledgement of a durable end; stores first whether the copy adopts the primary's term."""
+    def _progress(self, durable: int | None) -> ReplicaProgress:
+        """The acknowledgement of a durable end, by default the copy's; stores first whether that adopts the term."""
+        if durable is None:
+            durable = 0 if self.copy is None else self.copy.bounds().next
         heartbeat = None if self._feed is None else self._feed.heartbeat
         if self.reads.compared is not None:
             durable = 0  # not compared yet: if the last record differs, others may too
         elif heartbeat is not None and heartbeat.term == self._term:
             self._adopt(heartbeat.term, heartbeat.term_start, durable)
         return ReplicaProgress(durable, durable, self._apply_errors, self._node_folder.state.divergences)
-
-    def _end(self) -> int:
-        return 0 if self.copy is None else self.copy.bounds().next
 
     # --- reading -----------------------------------------------------------------------------------------------
 

@@ -63,7 +63,6 @@ class FlightUpstream(Closing):
         *,
         security: ClientSecurity | None = None,
         timeout: float = TIMEOUT,
-        snapshot_timeout: float = _SNAPSHOT_SECONDS,
         queue_bytes: int = QUEUE_BYTES,
         clock: Clock = CLOCK,
     ) -> None:
@@ -72,7 +71,6 @@ class FlightUpstream(Closing):
         A feed receives up to ``queue_bytes`` ahead. After ``timeout`` seconds without a message it counts as lost.
         """
         self._channel = Channel(url, security=security, timeout=timeout)
-        self._snapshot_timeout = snapshot_timeout
         self._queue_bytes = queue_bytes
         self._clock = clock
         self._acknowledging = threading.Lock()
@@ -88,10 +86,6 @@ class FlightUpstream(Closing):
     def register(self, caller: Caller, *, region: str | None) -> Registration:
         """Register as a replica."""
         return self._ask("register", caller, region=region).record(Registration)
-
-    def unregister(self, caller: Caller, *, keep_slot: bool) -> None:
-        """Unregister."""
-        self._channel.call("unregister", **caller._asdict(), keep_slot=keep_slot)
 
     def resume(self, caller: Caller, since: Cursor | None) -> Resume:
         """How to resume from the caller's own position."""
@@ -143,7 +137,7 @@ class FlightUpstream(Closing):
     def begin_snapshot(self, caller: Caller, kind: str) -> SnapshotOffer:
         """Pin the log at its end, and seal a snapshot behind that; may take minutes."""
         channel = self._channel
-        answers = channel.call("begin-snapshot", timeout=self._snapshot_timeout, **caller._asdict(), kind=kind)
+        answers = channel.call("begin-snapshot", timeout=_SNAPSHOT_SECONDS, **caller._asdict(), kind=kind)
         try:
             offer, manifest = answers
         except ValueError as error:

@@ -17,7 +17,7 @@ from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_text
 from strandline.node.flight.client.channel import Channel
-from strandline.node.flight.security import CallerRights, Role
+from strandline.node.flight.security import EVERYBODY, CallerRights, Role
 from strandline.node.members.rules import AddNode, CancelChange, Change, RemoveNode, SetPolicy
 from strandline.node.message_json import write_handover, write_node_slots, write_resume
 from strandline.node.messages import WAIT, Caller, Plan, PlannedSpan
@@ -78,7 +78,7 @@ def _end_snapshot(served: NodeService, rights: CallerRights, fields: Fields) -> 
 
 def _topology(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term")
-    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    rights.need(*EVERYBODY)
     caller = Caller(fields.name("name") if "name" in fields else "", fields.maybe_natural("term") or 0)
     if rights.grant is not None and not rights.grant.may(Role.REPLICA):
         caller = Caller(rights.grant.name)  # a client cannot report a higher term
@@ -93,12 +93,12 @@ def _handover(served: NodeService, rights: CallerRights, fields: Fields) -> list
 
 def _report(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "term")
-    return [write_record(served.report(rights.candidate(fields.name("name"), fields.natural("term"))))]
+    return [write_record(served.node.report(rights.candidate(fields.name("name"), fields.natural("term"))))]
 
 
 def _bounds(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only()
-    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    rights.need(*EVERYBODY)
     log = served.node.reading()
     bounds = log.bounds()
     return [write_fields({"log_id": log.log_id, "first": bounds.first, "next": bounds.next})]
@@ -113,13 +113,13 @@ def wait_of(body: bytes) -> tuple[Cursor, float]:
 def _wait(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     """The end of the log, after the server has waited for it to grow."""
     del fields
-    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    rights.need(*EVERYBODY)
     return [write_fields({"next": served.node.reading().end().next})]
 
 
 def _plan(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("since", "records", "bytes", "batches", "upto")
-    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    rights.need(*EVERYBODY)
     asked = fields.maybe_natural("batches")
     most = _MOST_SPANS if asked is None else min(asked, _MOST_SPANS)
     limit = Limit(fields.maybe_natural("records"), fields.maybe_natural("bytes"), most, fields.maybe_natural("upto"))
@@ -143,7 +143,7 @@ def _planned(span: Span) -> PlannedSpan:
 
 def _cursor_at(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("offset")
-    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    rights.need(*EVERYBODY)
     log = served.node.reading()
     end = log.end().next
     return [write_fields({"cursor": log.cursor_at(fields.natural("offset")), "end": end})]
@@ -151,7 +151,7 @@ def _cursor_at(served: NodeService, rights: CallerRights, fields: Fields) -> lis
 
 def _offset_at(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("time")
-    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    rights.need(*EVERYBODY)
     asked = fields.whole("time")
     try:
         time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=asked)
@@ -179,7 +179,7 @@ def _last_append(served: NodeService, rights: CallerRights, fields: Fields) -> l
 
 def _append_at(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("offset")
-    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    rights.need(*EVERYBODY)
     found = served.node.append_at(fields.natural("offset"))
     writer, number = found.append or (None, None)
     return [write_fields({"first": found.first, "next": found.next, "writer": writer, "number": number})]
@@ -197,7 +197,7 @@ def _slots(served: NodeService, rights: CallerRights, fields: Fields) -> list[by
 
 def _slot_lags(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only()
-    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
+    rights.need(*EVERYBODY)
     return [write_node_slots(served.node.primary.slot_lags())]
 
 
@@ -250,8 +250,8 @@ def _flush_slots(served: NodeService, rights: CallerRights, fields: Fields) -> l
 
 def _status(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only()
-    rights.need(Role.REPLICA, Role.CLIENT, Role.ADMIN)
-    return [write_record(served.status())]
+    rights.need(*EVERYBODY)
+    return [write_record(served.node.status())]
 
 
 def _promote(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Final, final
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from strandline.formats.node.ticket import (
 from strandline.formats.node.wire import decode_advance, encode_answer
 from strandline.model.node import NO_HEARTBEAT
 from strandline.model.records import RECORD_SCHEMA
-from strandline.node.flight.security import Role
+from strandline.node.flight.security import EVERYBODY, Role
 from strandline.node.flight.server.actions import ACTIONS, act, wait_of
 from strandline.node.flight.server.admission import Admission, AdmittedCall
 from strandline.node.flight.server.limits import MemoryBudget
@@ -56,7 +56,6 @@ from strandline.storage.metrics import CALLS
 _MEMORY_SECONDS: Final = 2.0
 """Seconds that a reader waits for memory that other readers hold."""
 
-_EVERYBODY: Final = (Role.CLIENT, Role.REPLICA, Role.ADMIN)
 _OUTCOMES: Final = {
     Code.UNAUTHENTICATED: "unauthenticated",
     Code.PERMISSION_DENIED: "denied",
@@ -150,7 +149,7 @@ class FlightMethods:
 
     def _wait(self, admitted: AdmittedCall, body: bytes) -> None:
         """Block until there is a record past a cursor, or the time is over."""
-        admitted.rights.need(*_EVERYBODY)
+        admitted.rights.need(*EVERYBODY)
         past, seconds = wait_of(body)
         log, wanted = self._served.node.reading(), self._wanted(admitted)
         deadline = self._clock.monotonic() + min(seconds, self._limits.wait_seconds)
@@ -162,7 +161,7 @@ class FlightMethods:
     def _list_flights(self, admitted: AdmittedCall) -> Iterator[bytes]:
         admitted.first()
         admitted.named()
-        admitted.rights.need(*_EVERYBODY)
+        admitted.rights.need(*EVERYBODY)
         yield self._info(None, ReadTicket())
 
     def _get_flight_info(self, admitted: AdmittedCall) -> Iterator[bytes]:
@@ -175,7 +174,7 @@ class FlightMethods:
     def _descriptor(self, admitted: AdmittedCall) -> Any:
         message = admitted.first()
         admitted.named()
-        admitted.rights.need(*_EVERYBODY)
+        admitted.rights.need(*EVERYBODY)
         return fl.FlightDescriptor.deserialize(check_request(message))
 
     def _info(self, descriptor: Any, ticket: ReadTicket) -> bytes:
@@ -200,10 +199,7 @@ class FlightMethods:
             case ReadTicket() as asked:
                 admitted.named()
                 admitted.rights.need_to_read(asked)
-
-                def hold(size: int) -> AbstractContextManager[None]:
-                    return self._read.waited_for(admitted.who, size, _MEMORY_SECONDS)
-
+                hold = partial(self._read.waited_for, admitted.who, patience=_MEMORY_SECONDS)
                 yield write_flight_data(schema_of_columns(asked.columns).serialize())
                 with contextlib.closing(reading(self._served.node.reading(), asked, wanted, hold)) as parts:
                     for message, note in parts:
@@ -266,10 +262,7 @@ class FlightMethods:
     def _feed(self, admitted: AdmittedCall, asked: FeedTicket) -> Iterator[bytes]:
         """Log batches for a replica."""
         caller = _replica(admitted, asked)
-
-        def hold(size: int) -> AbstractContextManager[None]:
-            return self._fed.waited_for(caller.name, size, _MEMORY_SECONDS)
-
+        hold = partial(self._fed.waited_for, caller.name, patience=_MEMORY_SECONDS)
         with self._admission.limiter.feeding(caller.name):
             yield write_flight_data(RECORD_SCHEMA.serialize())
             with contextlib.closing(

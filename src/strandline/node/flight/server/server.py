@@ -77,8 +77,6 @@ class FlightNode(Closing):
         self._reread_at = clock.monotonic() + REREAD_SECONDS
         self._unread = ""
         """Why the files of certificates and tokens could not be read last time."""
-        self._limiter = admission.limiter
-        self._connections = admission.connections
         methods = FlightMethods(served, admission, stop=self._stop, heartbeat_seconds=heartbeat_seconds, clock=clock)
         self._server = GrpcServer(
             self._host, port, SERVICE, methods.by_name, security=security, limits=limits, clock=clock
@@ -102,7 +100,7 @@ class FlightNode(Closing):
     @property
     def calls(self) -> int:
         """Number of open calls and streams."""
-        return self._limiter.inside
+        return self._admission.limiter.inside
 
     def close(self) -> None:
         """Accept no more calls, and end streams within about a second. Idempotent.
@@ -119,12 +117,12 @@ class FlightNode(Closing):
             ended.wait(_LOOK)
 
     def _is_waited_for(self) -> bool:
-        return self._limiter.busy or not self._limiter.inside
+        return self._admission.limiter.busy or not self._admission.limiter.inside
 
     def _look(self) -> None:
-        self._limiter.end_silent()
+        self._admission.limiter.end_silent()
         self._server.end_stuck()
-        self._connections.end_unknown(self.port, self._server.hosts)
+        self._admission.connections.end_unknown(self.port, self._server.hosts)
         if self._clock.monotonic() >= self._reread_at:
             self._reread_at = self._clock.monotonic() + REREAD_SECONDS
             self.reread_security()

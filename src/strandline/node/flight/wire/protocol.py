@@ -82,24 +82,23 @@ def check_request(request: Piece) -> bytes:
 
 def write_flight_data(message: Piece | pa.Buffer, *, metadata: bytes = b"") -> bytes:
     """An Arrow message, which may be empty, with its metadata."""
-    parts: list[Piece] = [_key(_METADATA), _varint(len(metadata)), metadata] if metadata else []
+    parts: list[Piece] = [*_field(_METADATA, metadata)] if metadata else []
     if len(message):
         view = memoryview(message).cast("B")
         _, size = _PREFIX.unpack_from(view)
         header, body = view[_PREFIX.size : _PREFIX.size + size], view[_PREFIX.size + size :]
-        parts += (_key(_HEADER), _varint(len(header)), header, _key(_BODY), _varint(len(body)), body)
+        parts += (*_field(_HEADER, header), *_field(_BODY, body))
     return b"".join(parts)
 
 
 def write_put_result(metadata: bytes) -> bytes:
     """The answer to a put."""
-    return b"".join((_key(_RESULT_METADATA), _varint(len(metadata)), metadata))
+    return b"".join(_field(_RESULT_METADATA, metadata))
 
 
 def write_action_type(name: str, what: str) -> bytes:
     """One entry of the list of actions."""
-    fields = ((_ACTION_NAME, name.encode()), (_ACTION_WHAT, what.encode()))
-    return b"".join(part for number, text in fields for part in (_key(number), _varint(len(text)), text))
+    return b"".join((*_field(_ACTION_NAME, name.encode()), *_field(_ACTION_WHAT, what.encode())))
 
 
 def arrow_message(header: Piece, body: Piece) -> pa.Buffer:
@@ -162,8 +161,8 @@ def unreadable(error: Exception) -> InvalidInput:
     return InvalidInput(f"The request cannot be read: {first_line(error)}.")
 
 
-def _key(number: int) -> bytes:
-    return _varint(number << 3 | _BYTES)
+def _field(number: int, content: Piece) -> tuple[Piece, Piece, Piece]:
+    return _varint(number << 3 | _BYTES), _varint(len(content)), content
 
 
 def _varint(value: int) -> bytes:
