@@ -64,7 +64,7 @@ def test_text_with_a_finer_time_is_refused_or_cut(tmp_path: Path, command: str) 
     file, log = str(tmp_path / "rows.jsonl"), str(tmp_path / "log")
     call = ["load", file, log, "--job", "a", "--timestamp", "at"]
     if command == "produce":
-        call = ["produce", log, file, "--timestamp-field", "at"]
+        call = ["produce", log, file, "--timestamp", "at"]
     refused = CliRunner().invoke(app, call)
     assert refused.exit_code == 1
     assert "12:00:00.123456789Z" in refused.output

@@ -132,8 +132,8 @@ def test_a_length_of_time_is_shown_in_two_units_at_most(length: float, shown: st
 
 def test_progress_without_a_terminal_is_plain_lines_or_none(capsys: pytest.CaptureFixture[str]) -> None:
     begin(SharedOptions(json=True))
-    with show.meter("appending", total=10) as advance:
-        advance(10)
+    with show.meter("appending", total=10) as work:
+        work.add(10)
     begin(SharedOptions())
     assert capsys.readouterr().err == ""
 

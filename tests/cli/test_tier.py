@@ -750,7 +750,7 @@ def test_verifying_finds_an_object_log_that_was_restored_and_grew_differently(
 
 
 def test_segments_are_copied_by_several_workers_merged_and_purged(run: Run, log: str) -> None:
-    assert run("produce", log, "--create", "--count", 400, "--keys", 5).exit_code == 0
+    assert run("produce", log, "--create", "--count", 400).exit_code == 0
     assert run("produce", log, "--format", "json", given='{"key": "key-000001", "op": "purge"}').exit_code == 0
     assert run("tier", "attach", log).exit_code == 0
     assert fields(run, "tier", "run", log, "--all", "--workers", 2)["records_left"] == 0

@@ -59,7 +59,7 @@ MEANT = {
     things.node: "strandline node run",
     things.spool: "strandline wal migrate",
     things.spool_beside: "strandline wal migrate",
-    things.append_log_store: "strandline.followers.AppendLogStore",
+    things.append_log_store: "as an AppendLogStore",
     things.wal_and_append_log_store: "a folder of its own",
     things.object_log_and_node: "a folder of its own",
     things.object_log_over_wal: "a folder of its own",

@@ -18,103 +18,67 @@ USAGE_ERROR: Final[Any] = typer.BadParameter.__base__
 """A command was called wrongly: an unknown option, a missing argument and others."""
 
 COMMANDS: Final = {
-    "create": (
-        "strandline.cli.logs.create:create",
-        "Make a log: plain bytes, or typed, with the format of its values on record.",
-    ),
+    "create": ("logs.create", "Make a log: plain bytes, or typed, with the format of its values on record."),
     "describe": (
-        "strandline.cli.logs.describe:describe",
-        (
-            "Show what a log is: its id, offsets, size, retention, format of values, slots and cold tier. Changes "
-            "nothing."
-        ),
+        "logs.describe",
+        "Show what a log is: its id, offsets, size, retention, format of values, slots and cold tier. Changes nothing.",
     ),
-    "produce": (
-        "strandline.cli.logs.produce:produce",
-        "Append records: lines of standard input, rows of files, or made-up ones.",
-    ),
+    "produce": ("logs.produce", "Append records: lines of standard input, rows of files, or made-up ones."),
     "tail": (
-        "strandline.cli.logs.tail:tail",
+        "logs.tail",
         "Print records: offset, time, operation, key and value. Reading claims nothing and moves no slot.",
     ),
-    "follow": (
-        "strandline.cli.tables.follow:follow",
-        "Keep a table in step with a log, exactly: rows and position are one commit.",
-    ),
+    "follow": ("tables.follow", "Keep a table in step with a log, exactly: rows and position are one commit."),
     "lag": (
-        "strandline.cli.logs.lag:lag",
+        "logs.lag",
         "Show the lag of each slot, in records, bytes and time, and what pins the floor. Changes nothing.",
     ),
-    "retention": (
-        "strandline.cli.logs.slots:retention",
-        "Show or change the retention policy of a log. The next trim applies it.",
-    ),
+    "retention": ("logs.slots", "Show or change the retention policy of a log. The next trim applies it."),
     "trim": (
-        "strandline.cli.logs.trim:trim",
-        (
-            "Trim a log: invalidate slots that break a limit, unlist what retention and slots allow, delete unneeded "
-            "objects."
-        ),
+        "logs.trim",
+        "Trim a log: invalidate slots beyond a limit, unlist what retention and slots allow, delete unneeded objects.",
     ),
     "verify": (
-        "strandline.cli.logs.verify:verify",
+        "logs.verify",
         "Verify a log: each offset once and in order, each record intact, slots in bounds, and nothing left over.",
     ),
-    "promote": (
-        "strandline.cli.node.admin:promote",
-        "Make the node at URL the primary, if that loses nothing committed.",
-    ),
+    "promote": ("node.admin", "Make the node at URL the primary, if that loses nothing committed."),
     "doctor": (
-        "strandline.cli.doctor.command:doctor",
+        "doctor.command",
         "Check that all requirements are met: Python, packages, extras, Java; and the store at URL.",
     ),
-    "ingest": (
-        "strandline.cli.bulk.ingest:ingest",
-        "Append every record of a source to a log, each once and in order.",
-    ),
-    "export": (
-        "strandline.cli.bulk.export:export",
-        "Write the records of a range into files, each once and in order, with a manifest.",
-    ),
+    "ingest": ("bulk.ingest", "Append every record of a source to a log, each once and in order."),
+    "export": ("bulk.export", "Write the records of a range into files, each once and in order, with a manifest."),
     "snapshot": (
-        "strandline.cli.bulk.snapshot:snapshot",
+        "bulk.snapshot",
         "Seal the newest value of each key as a snapshot, from which a store bootstraps and follows on.",
     ),
     "load": (
-        "strandline.cli.bulk.load:load",
+        "bulk.load",
         "Append the rows of files to an object log: all of them or none, each once, files by name and rows in order.",
     ),
     "upgrade": (
-        "strandline.cli.bulk.upgrade:upgrade",
+        "bulk.upgrade",
         "Copy every batch that a queue-v1 lists now into a log, each once and in order, with its metadata.",
     ),
     "quickstart": (
-        "strandline.cli.quickstart:quickstart",
+        "quickstart",
         "Append, follow into a Delta table, kill the follower half-way, resume, compare. Needs neither Spark nor Java.",
     ),
     "demo": (
-        "strandline.cli.demo.command:demo",
+        "demo.command",
         "Kill a Spark pipeline at its worst moments, delete its checkpoint, and count what is wrong: nothing.",
     ),
-    "slots": ("strandline.cli.logs.slots:slots", "List slots and what they retain; create, reset and drop them."),
-    "sources": ("strandline.cli.logs.sources:sources", "List what a log has ingested; forget a source that has ended."),
-    "table": ("strandline.cli.tables.table:table", "Look after a table that follows a log."),
-    "tier": ("strandline.cli.cold.tier:tier", "Give a log a cold tier, and copy what is old into it."),
-    "segments": (
-        "strandline.cli.cold.segments:segments",
-        "List and draw the segments of a cold tier.",
-    ),
-    "spark": ("strandline.cli.spark:spark", "Run a bulk command on Spark's executors."),
-    "wal": (
-        "strandline.cli.logs.wal:wal",
-        "Inspect, repair, export and migrate a write-ahead log.",
-    ),
-    "node": (
-        "strandline.cli.node:node",
-        "Run a node of a replicated log; show its replicas and their lag.",
-    ),
+    "slots": ("logs.slots", "List slots and what they retain; create, reset and drop them."),
+    "sources": ("logs.sources", "List what a log has ingested; forget a source that has ended."),
+    "table": ("tables.table", "Look after a table that follows a log."),
+    "tier": ("cold.tier", "Give a log a cold tier, and copy what is old into it."),
+    "segments": ("cold.segments", "List and draw the segments of a cold tier."),
+    "spark": ("spark", "Run a bulk command on Spark's executors."),
+    "wal": ("logs.wal", "Inspect, repair, export and migrate a write-ahead log."),
+    "node": ("node", "Run a node of a replicated log; show its replicas and their lag."),
 }
-"""Module and name of each command, and its help in the list of commands, which is shown without importing it."""
+"""The module that defines each command, and its help in the list of commands, which is shown without importing it."""
 
 
 class _Watching(Command):
@@ -164,8 +128,7 @@ class CommandsOnDemand(CommandGroup):
 @cache
 def imported_command(name: str) -> Any:
     """The command itself, with its options."""
-    module, _, attribute = COMMANDS[name][0].partition(":")
-    found = getattr(import_module(module), attribute)
+    found = getattr(import_module(f"strandline.cli.{COMMANDS[name][0]}"), name)
     if not isinstance(found, typer.Typer):
         alone = Commands(add_completion=False, rich_markup_mode=MARKUP)
         alone.command(name, cls=_Watching if name == "lag" else None)(found)

@@ -65,9 +65,9 @@ def test_lost_records_are_skipped_only_if_that_is_said(run: Run, log: str, tmp_p
     [
         ("kafka://127.0.0.1:1", "{}/copy", "names no topic"),
         ("nats://127.0.0.1:1/a/b", "{}/copy", "names no stream"),
-        ("{}/nothing", "{}/copy", "no log at {}/nothing: check the address of the source"),
+        ("{}/nothing", "{}/copy", "no log at {}/nothing (there is no such folder): check the address"),
         ("grcp://a:1", "{}/copy", "did you mean grpc://"),
-        ("memory://ingest-cli-nowhere", "{}/copy", "check the address of the source"),
+        ("memory://ingest-cli-nowhere", "{}/copy", "check the address"),
     ],
 )
 def test_a_wrong_address_is_one_sentence_and_makes_nothing(

@@ -129,7 +129,10 @@ def test_a_damaged_batch_of_a_node_s_log_is_found_and_the_others_are_read(run, t
         (["tail", "memory://x", "--token", "t"], "--token is for a node"),
         (["produce", "grpc://127.0.0.1:1"], "No node answers at grpc://127.0.0.1:1"),
         (["produce", "grpc://127.0.0.1:1", "--create"], "a node makes its own log"),
-        (["produce", "wal:///nowhere/at/all"], "There is no log at wal:///nowhere/at/all: check the address, or make"),
+        (
+            ["produce", "wal:///nowhere/at/all"],
+            "There is no log at wal:///nowhere/at/all (there is no such folder): check the address, or make",
+        ),
         (["trim", "grpc://127.0.0.1:1"], "takes an object log, and grpc://127.0.0.1:1 is the log of a node"),
         (["retention", "wal:///srv/x"], "takes an object log, and wal:///srv/x is a write-ahead log"),
         (["lag", "wal://orders"], "names no folder of this machine"),

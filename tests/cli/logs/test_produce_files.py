@@ -62,7 +62,7 @@ def numbered(place: Path, count: int) -> Path:
 def test_rows_of_a_file_become_records_with_key_operation_time_and_headers(
     run: Run, log: str, tmp_path: Path, kind: str
 ) -> None:
-    options = ["--key", "id", "--op-field", "op", "--timestamp-field", "at", "--headers", "region"]
+    options = ["--key", "id", "--op", "op", "--timestamp", "at", "--headers", "region"]
     done = run("produce", log, written(tmp_path, kind), "--create", *options)
     assert done.exit_code == 0, done.output
     found = records(log)

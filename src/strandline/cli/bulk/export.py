@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack
 from enum import StrEnum
 from typing import Annotated, Any, cast
 
@@ -55,28 +53,19 @@ def export(
 
     Example: strandline export s3://bucket/orders ./orders-export --format jsonl
     """
-    began = time.monotonic()
-    told: list[int] = []
-    with place.reading() as log, ExitStack() as shown:
+    with place.reading() as log:
         pool = task_pool(workers)  # before the bar: starting Spark takes seconds
-        advance = shown.enter_context(show.meter("exporting", total=None))
-        tell = show.so_far(advance)
-
-        def on_progress(records: int, _: int) -> None:
-            told.append(records)
-            tell(records)
-
-        done = export_range(
-            log,
-            target,
-            since=cast("Start", start),
-            upto=upto,
-            format=format.value,
-            pool=pool,
-            on_progress=on_progress,
-        )
-        end = log.bounds().next
-    seconds, is_new = time.monotonic() - began, bool(told)
+        with show.meter("exporting", total=None) as work:
+            done = export_range(
+                log,
+                target,
+                since=cast("Start", start),
+                upto=upto,
+                format=format.value,
+                pool=pool,
+                on_progress=work.upto,
+            )
+        seconds, is_new, end = work.seconds, work.has_moved, log.bounds().next
     fields = {
         "first": done.since,
         "next": done.upto,

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-import time
 from contextlib import ExitStack
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Final, cast
 
 import typer
 
 import strandline as sl
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import LogPlace, client_security, open_shared, refuse_access, wal_url
+from strandline.cli.shared.any_log import LogPlace, open_shared
 from strandline.cli.shared.common import (
     INTERRUPTED,
     QueueFormatOption,
@@ -24,8 +23,8 @@ from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import FollowerLag, Metrics
 from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
 from strandline.compat.v1.log import QueueFormat
-from strandline.errors import InvalidInput, NotALog, WrongKind
-from strandline.ingestion.api import open_source, open_target
+from strandline.errors import InvalidInput
+from strandline.ingestion.api import open_source
 from strandline.ingestion.log_sink import LogSink
 from strandline.ingestion.run import Ingested, IngestProgress
 from strandline.ingestion.streams import MessageStream
@@ -34,7 +33,8 @@ from strandline.model.cursor import Start
 from strandline.storage.closing import Closing
 
 _START: Any = "beginning"  # given to the parser
-_PLACES = "a folder, file://, s3://, gs://, az://, wal:///folder or grpc://host:port"
+_STREAMS: Final = ("kafka", "nats", "tls")
+_PLACES: Final = "a folder, file://, s3://, gs://, az://, wal:///folder or grpc://host:port"
 
 
 @connecting
@@ -92,18 +92,15 @@ def ingest(
         raise InvalidInput("--metrics is for an ingest that goes on: add --follow.")
     if follow:
         log_to_stderr(logging.INFO)
-    refuse_access(source, target)
     with stop_on_signal() as stop, metrics.served() as health, ExitStack() as opened:
-        copied = _source(source, format)
-        into = open_target(_place(target), **_options(target), **({"retention": retention} if retention else {}))
+        copied: Any = _source(source, target, format)
+        place = LogPlace(target, source)
+        into: Any = place.open(writes=True, create=not place.is_node, retention=retention)
         for log in (copied, into):
             if isinstance(log, Closing):
                 opened.enter_context(log)
-        began = time.monotonic()
         pool = task_pool(workers) if in_parallel else None
-        advance = opened.enter_context(show.meter("ingesting", total=None))
-        tell = show.so_far(advance)
-
+        work = opened.enter_context(show.meter("ingesting", total=None))
         known = LogSink(into).cursor(copied.log_id) if metrics.metrics is not None else None
         position = None if known is None else known.next
         lag = FollowerLag(copied, (source, target), position, is_served=metrics.metrics is not None)
@@ -111,12 +108,12 @@ def ingest(
         health.ready()
 
         def on_progress(progress: IngestProgress) -> None:
-            tell(progress.records)
+            work.upto(progress.records)
             lag.moved(progress.next)
 
         if pool is not None:
             done = sl.bulk.ingest(
-                _place(source) if isinstance(copied, MessageStream) else copied,
+                source if isinstance(copied, MessageStream) else copied,
                 into,
                 pool=pool,
                 start=cast("Start", start),
@@ -136,7 +133,7 @@ def ingest(
             )
         interrupted = stop.is_set() and not follow
         end = into.bounds().next
-    seconds = time.monotonic() - began
+    seconds = work.seconds
     fields = {
         "records": done.records,
         "broken_headers": done.broken_headers,
@@ -150,25 +147,12 @@ def ingest(
         raise typer.Exit(INTERRUPTED)
 
 
-def _place(place: str) -> str:
-    """The address; that of a path that holds a write-ahead log says so."""
-    folder = LogPlace(place).folder if "://" not in place else None
-    return place if folder is None else wal_url(folder)
-
-
-def _options(place: str) -> dict[str, Any]:
-    return {"security": client_security()} if ParsedAddress.of(place).is_node else {}
-
-
-def _source(place: str, form: QueueFormat | None) -> Any:
+def _source(source: str, target: str, form: QueueFormat | None) -> Any:
     if form is not None:
-        return open_shared(place, form)
-    try:
-        return open_source(_place(place), **_options(place))
-    except NotALog as error:
-        if isinstance(error, WrongKind) or "create one" not in str(error):
-            raise
-        raise NotALog(f"There is no log at {place}: check the address of the source.") from error
+        return open_shared(source, form)
+    if ParsedAddress.of(source).scheme in _STREAMS:
+        return open_source(source)
+    return LogPlace(source, target).open()
 
 
 def sentence(done: Ingested, end: int, seconds: float) -> str:

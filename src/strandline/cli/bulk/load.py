@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import asdict
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from strandline.bulk.loading import load as load_files
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import OR_CREATE, object_log_at
-from strandline.cli.shared.common import TruncateTimes, guarded
+from strandline.cli.shared.any_log import object_log_at
+from strandline.cli.shared.common import guarded
+from strandline.cli.shared.field_options import FieldOptions
 from strandline.cli.shared.pools import Workers, task_pool
 
 
@@ -22,10 +23,6 @@ class LoadFormat(StrEnum):
     CSV = "csv"
     PARQUET = "parquet"
     ARROW = "arrow"
-
-
-def _field(help_: str) -> Any:
-    return typer.Option(metavar="FIELD", help=help_)
 
 
 @guarded
@@ -43,11 +40,7 @@ def load(
             help="The format of the files: jsonl, csv, parquet or arrow; by default their names say it.",
         ),
     ] = None,
-    key: Annotated[str | None, _field("The field or column that is the key.")] = None,
-    op: Annotated[str | None, _field("The one that says put, delete or purge; by default all are puts.")] = None,
-    timestamp: Annotated[str | None, _field("The one with the time, and its zone; by default it is now.")] = None,
-    value: Annotated[str | None, _field("The one that is the value; by default the whole row is.")] = None,
-    truncate_times: TruncateTimes = False,
+    fields: FieldOptions,
     workers: Workers = None,
     create: Annotated[bool, typer.Option("--create", help="Make the log if there is none.")] = False,
 ) -> None:
@@ -62,38 +55,31 @@ def load(
     *sources, url = places
     if not sources:
         raise typer.BadParameter("Name what is loaded, and then the log: strandline load ./orders s3://bucket/orders.")
-    began = time.monotonic()
-    log = object_log_at(url, create=create, hint=OR_CREATE)
+    log = object_log_at(url, create=create)
     pool = task_pool(workers)
-    with show.meter("loading bytes", total=None) as advance:
-        tell = show.so_far(advance)
+    with show.meter("loading bytes", total=None) as work:
         done = load_files(
             sources,
             log,
             job=job,
             format=None if format is None else format.value,
-            key=key,
-            op=op,
-            timestamp=timestamp,
-            value=value,
-            truncate_times=truncate_times,
+            **asdict(fields),
             pool=pool,
-            on_progress=lambda loaded, _: tell(loaded),
+            on_progress=work.upto,
         )
-    seconds = time.monotonic() - began
-    fields = {
+    answer = {
         "job": done.job,
         "files": done.files,
         "records": done.records,
         "first": done.first,
         "next": None if done.first is None else done.first + done.records,
-        "seconds": round(seconds, 3),
+        "seconds": round(work.seconds, 3),
     }
     files = show.counted(done.files, "file")
     text = f"The log has job {job}: there was no record in {files}."
     if done.first is not None:
         text = (
             f"The log has job {job}: {show.counted(done.records, 'record')} of {files}, offsets {done.first:,} to "
-            f"{done.first + done.records - 1:,} ({show.seconds(seconds)})."
+            f"{done.first + done.records - 1:,} ({show.seconds(work.seconds)})."
         )
-    show.answer(fields, text)
+    show.answer(answer, text)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack
 from enum import StrEnum
 from typing import Annotated
 
@@ -51,29 +49,21 @@ def snapshot(
 
     Example: strandline snapshot s3://bucket/orders ./orders-state
     """
-    began = time.monotonic()
-    told: list[int] = []
-    with place.reading() as log, ExitStack() as shown:
+    with place.reading() as log:
         pool = task_pool(workers)  # before the bar: starting Spark takes seconds
-        advance = shown.enter_context(show.meter("reducing records", total=None))
-        tell = show.so_far(advance)
-
-        def on_progress(records: int, _: int) -> None:
-            told.append(records)
-            tell(records)
-
-        done = build_snapshot(
-            log,
-            folder,
-            kind=kind.value,
-            upto=upto,
-            scratch=scratch,
-            publish=None if publish is None else sl.snapshots.Artifacts(publish),
-            pool=pool,
-            on_progress=on_progress,
-        )
-        end = log.bounds().next
-    seconds, size = time.monotonic() - began, sum(file.size for file in done.files)
+        with show.meter("reducing records", total=None) as work:
+            done = build_snapshot(
+                log,
+                folder,
+                kind=kind.value,
+                upto=upto,
+                scratch=scratch,
+                publish=None if publish is None else sl.snapshots.Artifacts(publish),
+                pool=pool,
+                on_progress=work.upto,
+            )
+        seconds, is_new, end = work.seconds, work.has_moved, log.bounds().next
+    size = sum(file.size for file in done.files)
     fields = {
         "cursor": str(done.cursor),
         "next": done.cursor.next,
@@ -81,9 +71,9 @@ def snapshot(
         "files": len(done.files),
         "bytes": size,
         "seconds": round(seconds, 3),
-        "new": bool(told),
+        "new": is_new,
     }
-    what = "is" if told else "was already"
+    what = "is" if is_new else "was already"
     text = f"The state at offset {done.cursor.next:,} {what} sealed in {folder} ({show.size(size)}, "
     text += f"{show.seconds(seconds)}){'' if publish is None else f', and published at {publish}'}."
-    show.answer(fields, text if told else f"{text} {later(done.cursor.next, end)}")
+    show.answer(fields, text if is_new else f"{text} {later(done.cursor.next, end)}")

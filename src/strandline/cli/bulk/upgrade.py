@@ -44,13 +44,12 @@ def upgrade(
         confirm(f"Fence the consumer of {queue.url}/{queue.manifest_path} and acknowledge all that is copied?", yes=yes)
     target = object_log_at(target_url, create=True, retention=retention)
     bounds = queue.bounds()
-    with show.meter("copying batches", total=bounds.count) as advance:
-        tell = show.so_far(advance)
+    with show.meter("copying batches", total=bounds.count) as work:
         done = copy(
             queue,
             target,
             acknowledge=acknowledge,
-            on_progress=lambda progress: tell(max(0, progress.next - bounds.first)),
+            on_progress=lambda progress: work.upto(max(0, progress.next - bounds.first)),
         )
     end = target.bounds().next
     fields = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -49,33 +49,51 @@ _guarded = partial(guarded, fenced=FENCED)
 
 _LOGGER = logging.getLogger("strandline.tier")
 
+_TARGET: Any = "256MiB"  # given to the parser
+_LINGER: Any = "1h"
 Target = Annotated[
     int, typer.Option(metavar="SIZE", parser=size_in_bytes, help="About how large a segment is, at most 1GiB.")
 ]
-Linger = Annotated[
-    int,
-    typer.Option(
-        metavar="TIME", parser=length_of_time, help="How long records wait at most for a segment to be filled."
-    ),
-]
-Keeping = Annotated[
-    str,
-    typer.Option(
-        "--retention",
-        metavar="POLICY",
-        parser=retention_policy,
-        help="Retention of the cold tier, oldest first and only segments that no slot needs: forever, consumed, "
-        "age:90d or bytes:10TiB.",
-    ),
-]
-Snapshots = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FOLDER", help="A folder of this tierer's own, so that the next start need not read all events again."
-    ),
-]
-_TARGET: Any = "256MiB"  # given to the parser
-_LINGER: Any = "1h"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentOptions:
+    """The options of a tierer: which segments it makes, and how long they are kept."""
+
+    target: Target = _TARGET
+    linger: Annotated[
+        int,
+        typer.Option(
+            metavar="TIME", parser=length_of_time, help="How long records wait at most for a segment to be filled."
+        ),
+    ] = _LINGER
+    retention: Annotated[
+        str,
+        typer.Option(
+            "--retention",
+            metavar="POLICY",
+            parser=retention_policy,
+            help="Retention of the cold tier, oldest first and only segments that no slot needs: forever, consumed, "
+            "age:90d or bytes:10TiB.",
+        ),
+    ] = "forever"
+    snapshots: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="A folder of this tierer's own, so that the next start need not read all events again.",
+        ),
+    ] = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The same as arguments of :func:`tiering`."""
+        return {
+            "target": self.target,
+            "linger": self.linger,
+            "retention": parse_retention(self.retention),
+            "snapshot_dir": self.snapshots,
+        }
 
 
 # --- attaching -----------------------------------------------------------------------------------------------
@@ -130,10 +148,7 @@ def run(
     everything: Annotated[
         bool, typer.Option("--all", help="Also copy what fills no segment yet and has not waited long.")
     ] = False,
-    target: Target = _TARGET,
-    linger: Linger = _LINGER,
-    retention: Keeping = "forever",
-    snapshots: Snapshots = None,
+    segments: SegmentOptions,
     workers: Workers = None,
 ) -> None:
     """Copy full segments to the cold tier, once; clean up after crashes; delete expired segments.
@@ -145,13 +160,13 @@ def run(
 
     Example: strandline tier run s3://bucket/orders --all
     """
-    settings: dict[str, Any] = {"target": target, "linger": linger, "retention": parse_retention(retention)}
+    settings = segments.settings
     on_progress = None if show.for_programs() else lambda step: show.line(line(step))
     with tierable_log(log, writes=True) as opened, stop_on_signal() as stop:
         if workers is not None or is_on_spark():
             settings["pool"] = task_pool(workers)
         began = time.monotonic()
-        with tiering(opened, snapshot_dir=snapshots, on_progress=on_progress, **settings) as tierer:
+        with tiering(opened, on_progress=on_progress, **settings) as tierer:
             done = tierer.run_once(everything=everything, stop=stop)
         left = untiered(opened)
         seconds = time.monotonic() - began
@@ -321,10 +336,7 @@ def serve(
     interval: Annotated[
         int, typer.Option(metavar="TIME", parser=_interval, help="How long to wait between two rounds.")
     ] = "10s",  # type: ignore[assignment]  # what the parser is given
-    target: Target = _TARGET,
-    linger: Linger = _LINGER,
-    retention: Keeping = "forever",
-    snapshots: Snapshots = None,
+    segments: SegmentOptions,
     compact: Annotated[bool, typer.Option("--compact", help="Also merge small segments, once an hour.")] = False,
     metrics: Metrics,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
@@ -338,13 +350,12 @@ def serve(
     Example: strandline tier serve s3://bucket/orders --interval 1m
     """
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
-    settings: dict[str, Any] = {"target": target, "linger": linger, "retention": parse_retention(retention)}
     with (
         stop_on_signal() as stop,
         metrics.served() as health,
         tierable_log(log, writes=True) as opened,
     ):
-        with tiering(opened, snapshot_dir=snapshots, on_progress=_log_step, **settings) as tierer:
+        with tiering(opened, on_progress=_log_step, **segments.settings) as tierer:
             of = _of(opened)
             text = f"{of['url']} is tiered to {of['store']}, every {show.seconds(interval)}."
             show.answer({**of, "interval": interval}, text)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, cast
 
@@ -18,15 +17,15 @@ from strandline.bulk.appending import FileAppender
 from strandline.bulk.load_files import RecordFields
 from strandline.bulk.load_sources import FileFormat, LoadedFile, files_at
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import OR_CREATE, AnyLogAt, LogPlace
+from strandline.cli.shared.any_log import AnyLogAt, LogPlace
 from strandline.cli.shared.common import (
     INTERRUPTED,
     Interruption,
-    TruncateTimes,
     connecting,
     retention_option,
     stop_on_signal,
 )
+from strandline.cli.shared.field_options import FieldOptions
 from strandline.cli.shared.text import parse_line
 from strandline.errors import InvalidInput
 from strandline.formats.json.records import InputRecord, parse_record, record_table
@@ -34,6 +33,7 @@ from strandline.log.contract import Handle
 from strandline.log.produce.rows import MAX_TIME
 from strandline.storage.clock import CLOCK
 
+_KEYS: Final = 1000
 _VALUE_BYTES: Final = 100
 _CHUNK: Final = 20_000
 _LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz0123456789"[code % 36] for code in range(256))
@@ -51,21 +51,7 @@ class InputFormat(StrEnum):
 
 
 _FILES: Final = "Rows of files"
-_MADE_UP: Final = "Made-up records"
 _OF_INPUT: Final = (None, InputFormat.LINES, InputFormat.JSON)
-
-
-def _field(*names: str, help_: str) -> Any:
-    return typer.Option(*names, metavar="FIELD", help=help_, rich_help_panel=_FILES)
-
-
-@dataclass(slots=True)
-class ProducedCount:
-    """Records and bytes appended so far, and the handle of the last append."""
-
-    records: int = 0
-    bytes: int = 0
-    last: Handle | None = None
 
 
 @connecting
@@ -88,18 +74,13 @@ def produce(
             "parquet or arrow; by default their names say it.",
         ),
     ] = None,
-    key: Annotated[str | None, _field("--key", help_="The field or column that is the key.")] = None,
-    op_field: Annotated[str | None, _field("--op-field", help_="The one that says put, delete or purge.")] = None,
-    timestamp_field: Annotated[
-        str | None, _field("--timestamp-field", help_="The one with the time, and its zone; by default it is now.")
-    ] = None,
-    value_field: Annotated[
-        str | None, _field("--value-field", help_="The one that is the value; by default the whole row is.")
-    ] = None,
+    rows: FieldOptions,
     headers: Annotated[
-        list[str] | None, _field("--headers", help_="One that becomes a header of its name; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD", help="One that becomes a header of its name; may be repeated.", rich_help_panel=_FILES
+        ),
     ] = None,
-    truncate_times: TruncateTimes = False,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Continue behind the rows that the log has already.", rich_help_panel=_FILES),
@@ -120,16 +101,9 @@ def produce(
         typer.Option(
             metavar="N",
             min=1,
-            help="Number of records to generate instead of reading standard input.",
-            rich_help_panel=_MADE_UP,
+            help="Number of records to make up instead of reading standard input.",
         ),
     ] = None,
-    keys: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Number of keys of generated records.", rich_help_panel=_MADE_UP)
-    ] = 1000,
-    seed: Annotated[
-        int, typer.Option(metavar="N", help="The same seed gives the same records.", rich_help_panel=_MADE_UP)
-    ] = 0,
     create: Annotated[bool, typer.Option("--create", help="Make the log if there is none.")] = False,
     retention: Annotated[str | None, retention_option("With --create: what the log")] = None,
 ) -> None:
@@ -147,7 +121,7 @@ def produce(
         raise typer.BadParameter("--key-separator needs at least one character, and --format lines.")
     if retention is not None and not create:
         raise typer.BadParameter("--retention is for a log that is made: it needs --create.")
-    fields = RecordFields(key, op_field, timestamp_field, value_field, tuple(headers or ()), truncate_times)
+    fields = rows.fields(tuple(headers or ()))
     if files:
         if count is not None or key_separator is not None or (format is not None and format in _OF_INPUT):
             raise typer.BadParameter(
@@ -164,34 +138,38 @@ def produce(
             retention=retention,
         )
         return
-    if fields.named or truncate_times or resume or source is not None or format not in _OF_INPUT:
+    if fields.named or rows.truncate_times or resume or source is not None or format not in _OF_INPUT:
         raise typer.BadParameter(
-            "--key, --op-field, --timestamp-field, --value-field, --headers, --truncate-times, --resume, --source and "
+            "--key, --op, --timestamp, --value, --headers, --truncate-times, --resume, --source and "
             "the formats jsonl, csv, parquet and arrow are for files: name one behind the log."
         )
-    tally, began = ProducedCount(), time.monotonic()
     failure: InvalidInput | None = None
+    last: Handle | None = None
+    size = 0
     with (
-        place.writing(create=create, retention=retention, hint=OR_CREATE) as log,
+        place.writing(create=create, retention=retention) as log,
         Interruption() as interruption,
         log.producer() as producer,
-        show.meter("appending", total=count) as advance,
+        show.meter("appending", total=count) as work,
     ):
+        given = _lines(format or InputFormat.LINES, key_separator) if count is None else made_up(count)
         try:
-            if count is not None:
-                tables = made_up(count, keys=keys, seed=seed)
-                _append_tables(producer, tally, advance, interruption.items(tables))
-            else:
-                lines = interruption.items(sys.stdin.buffer)
-                separator = None if key_separator is None else key_separator.encode()
-                _append_lines(producer, tally, advance, lines, kind=format or InputFormat.LINES, separator=separator)
+            for part in interruption.items(given):
+                if isinstance(part, pa.Table):
+                    last = producer.append_batch(part)
+                    size += part.nbytes
+                    work.add(part.num_rows)
+                else:
+                    last = _append_row(producer, part)
+                    size += len(part.key or b"") + len(part.value or b"")
+                    work.add(1)
         except InvalidInput as error:
             failure = error
         producer.flush()
-    _report(tally, time.monotonic() - began, stopped=interruption.asked)
+    _report(work, size, last, stopped=interruption.asked)
     if failure is not None:
-        were = "was" if tally.records == 1 else "were"
-        raise InvalidInput(f"{failure} {show.counted(tally.records, 'record')} before it {were} appended.")
+        were = "was" if work.done == 1 else "were"
+        raise InvalidInput(f"{failure} {show.counted(work.done, 'record')} before it {were} appended.")
     if interruption.asked:
         raise typer.Exit(INTERRUPTED)
 
@@ -207,16 +185,16 @@ def _append_files(
     retention: str | None,
 ) -> None:
     began, done = time.monotonic(), False
-    with place.writing(create=create, retention=retention, hint=OR_CREATE) as log, stop_on_signal() as stop:
-        work = FileAppender(log, source or " ".join(file.where for file in files), files, fields)
+    with place.writing(create=create, retention=retention) as log, stop_on_signal() as stop:
+        appender = FileAppender(log, source or " ".join(file.where for file in files), files, fields)
         try:
-            with show.meter("appending", total=None) as advance:
-                done = work.run(resume=resume, stop=stop, on_progress=show.so_far(advance))
+            with show.meter("appending", total=None) as work:
+                done = appender.run(resume=resume, stop=stop, on_progress=work.upto)
         except BaseException:
-            if work.has_begun:
-                _report_files(work, time.monotonic() - began, "failed")
+            if appender.has_begun:
+                _report_files(appender, time.monotonic() - began, "failed")
             raise
-        _report_files(work, time.monotonic() - began, "done" if done else "stopped")
+        _report_files(appender, time.monotonic() - began, "done" if done else "stopped")
     if not done:
         raise typer.Exit(INTERRUPTED)
 
@@ -247,23 +225,14 @@ def _report_files(work: FileAppender, took: float, outcome: Literal["done", "sto
     show.answer(fields, text)
 
 
-def _append_lines(
-    producer: sl.Producer,
-    tally: ProducedCount,
-    advance: Callable[[int], None],
-    lines: Iterable[bytes],
-    *,
-    kind: InputFormat,
-    separator: bytes | None,
-) -> None:
-    for number, line in enumerate(lines, 1):
-        if kind is InputFormat.JSON and not line.strip():
-            continue
-        row = parse_record(line, f"Line {number}") if kind is InputFormat.JSON else parse_line(line, number, separator)
-        tally.last = _append_row(producer, row)
-        tally.records += 1
-        tally.bytes += len(row.key or b"") + len(row.value or b"")
-        advance(1)
+def _lines(kind: InputFormat, separator: str | None) -> Iterator[InputRecord]:
+    """The records in the lines of standard input."""
+    between = None if separator is None else separator.encode()
+    for number, line in enumerate(sys.stdin.buffer, 1):
+        if kind is InputFormat.LINES:
+            yield parse_line(line, number, between)
+        elif line.strip():
+            yield parse_record(line, f"Line {number}")
 
 
 def _append_row(producer: sl.Producer, row: InputRecord) -> Any:
@@ -275,23 +244,13 @@ def _append_row(producer: sl.Producer, row: InputRecord) -> Any:
     return producer.append_batch(record_table([row], now=CLOCK.now()))
 
 
-def _append_tables(
-    producer: sl.Producer, tally: ProducedCount, advance: Callable[[int], None], tables: Iterable[pa.Table]
-) -> None:
-    for table in tables:
-        tally.last = producer.append_batch(table)
-        tally.records += table.num_rows
-        tally.bytes += table.nbytes
-        advance(table.num_rows)
-
-
-def made_up(count: int, *, keys: int, seed: int) -> Iterator[pa.Table]:
-    """Tables of generated records: random ones of ``keys`` keys, random text as values; the same for the same seed."""
-    chance = random.Random(seed)
-    names = pa.array([f"key-{index:08d}".encode() for index in range(keys)], pa.binary())
+def made_up(count: int) -> Iterator[pa.Table]:
+    """Tables of generated records: random ones of a thousand keys, random text as values; the same each time."""
+    chance = random.Random(0)
+    names = pa.array([f"key-{index:08d}".encode() for index in range(_KEYS)], pa.binary())
     while count > 0:
         rows = min(count, _CHUNK)
-        chosen = pa.array(chance.choices(range(keys), k=rows), pa.int64())
+        chosen = pa.array(chance.choices(range(_KEYS), k=rows), pa.int64())
         content = pa.py_buffer(chance.randbytes(rows * _VALUE_BYTES).translate(_LETTERS))
         ends = pa.array(range(0, (rows + 1) * _VALUE_BYTES, _VALUE_BYTES), pa.int32()).buffers()[1]
         values = pa.Array.from_buffers(pa.binary(), rows, [None, ends, content])
@@ -299,20 +258,20 @@ def made_up(count: int, *, keys: int, seed: int) -> Iterator[pa.Table]:
         count -= rows
 
 
-def _report(tally: ProducedCount, took: float, *, stopped: bool) -> None:
-    receipt = None if tally.last is None else tally.last.result()
-    first = None if receipt is None else receipt.first
-    end = None if receipt is None or first is None else first + receipt.count
-    rate = tally.records / took if took else 0.0
+def _report(work: show.Meter, size: int, last: Handle | None, *, stopped: bool) -> None:
+    receipt = None if last is None else last.result()
+    end = None if receipt is None or receipt.first is None else receipt.first + receipt.count
+    took = work.seconds
+    rate = work.done / took if took else 0.0
     fields = {
-        "records": tally.records,
-        "bytes": tally.bytes,
+        "records": work.done,
+        "bytes": size,
         "seconds": round(took, 3),
         "records_per_second": round(rate),
         "next": end,
         "interrupted": stopped,
     }
-    records, size = show.counted(tally.records, "record"), show.size(tally.bytes)
-    what = f"{records} ({size}) in {show.seconds(took)}, {show.rate(rate, 'record')}"
+    records = f"{show.counted(work.done, 'record')} ({show.size(size)})"
+    what = f"{records} in {show.seconds(took)}, {show.rate(rate, 'record')}"
     text = "nothing was appended" if end is None else f"{what}; the last one is at offset {end - 1:,}"
     show.answer(fields, f"{'stopped: ' if stopped else ''}{text}")

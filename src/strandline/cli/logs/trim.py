@@ -60,7 +60,7 @@ def trim(
         bool, typer.Option("--yes", "-y", help="Of a queue-v1: do not ask about a short grace period.")
     ] = False,
 ) -> None:
-    """Trim a log: invalidate slots that break a limit, unlist what retention and slots allow, delete unneeded objects.
+    """Trim a log: invalidate slots beyond a limit, unlist what retention and slots allow, delete unneeded objects.
 
     Objects that are trimmed now are deleted by a later run, after the grace period; so are objects that were uploaded
     but never listed. Safe at any time: the next run finishes what a killed one left. Consumers do the same in the
@@ -83,9 +83,8 @@ def trim(
             with stop_on_signal() as stop, metrics.served() as health:
                 _repeat(log, health, stop, every=every, grace=grace)
             return
-        with show.meter("deleting", total=None) as advance, _unlogged():
-            on_progress = show.so_far(advance)
-            done = log.trim(grace=grace, dry_run=dry_run, everything=everything, on_progress=on_progress)
+        with show.meter("deleting", total=None) as work, _unlogged():
+            done = log.trim(grace=grace, dry_run=dry_run, everything=everything, on_progress=work.upto)
         bounds = log.bounds()
         _report(f"{log.url}  offsets {bounds.first:,} to {bounds.next:,}", fields(done), lines(done, grace))
         _warn(url, done)
@@ -96,8 +95,8 @@ def trim(
     if grace < GRACE and not dry_run:
         usual = f"a producer with the default grace period of {show.seconds(GRACE)} may still list what is deleted now"
         confirm(f"All who write to {queue.url} must use this grace period: {usual}. Continue?", yes=yes)
-    with show.meter("deleting", total=None) as advance:
-        swept = queue.trim(dry_run=dry_run, on_progress=show.so_far(advance))
+    with show.meter("deleting", total=None) as work:
+        swept = queue.trim(dry_run=dry_run, on_progress=work.upto)
     _report(f"{queue.url}/{queue.folder}", queue_fields(swept), queue_lines(swept, grace))
 
 

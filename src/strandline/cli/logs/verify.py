@@ -112,9 +112,8 @@ def verified(log: AnyLog, *, quick: bool, workers: int | None, tables: Sequence[
     """Verify a log and tables that follow it, with a progress bar."""
     sinks = [RowOptions().sink(address, log) for address in tables]
     pool = task_pool(workers)
-    with show.meter("planning batches" if quick else "reading", total=None) as advance:
-        tell = show.so_far(advance)
-        return verify_log(log, pool=pool, tables=sinks, quick=quick, on_progress=lambda done, _: tell(done))
+    with show.meter("planning batches" if quick else "reading", total=None) as work:
+        return verify_log(log, pool=pool, tables=sinks, quick=quick, on_progress=work.upto)
 
 
 def summary(found: Verification, *, quick: bool) -> str:

@@ -101,11 +101,11 @@ def repair(
     Example: strandline wal repair /var/lib/orders --dry-run
     """
     need_wal(folder)
-    with show.meter("reading bytes", total=data_bytes(folder, disk=DISK)) as advance:
+    with show.meter("reading bytes", total=data_bytes(folder, disk=DISK)) as work:
         if dry_run:
-            plan = plan_repair(folder, forget_slots=forget_slots, on_progress=advance)
+            plan = plan_repair(folder, forget_slots=forget_slots, on_progress=work.add)
         else:
-            plan = repair_log(folder, forget_slots=forget_slots, on_progress=advance)
+            plan = repair_log(folder, forget_slots=forget_slots, on_progress=work.add)
     show.answer(fields(plan, dry_run=dry_run), *lines(plan, dry_run=dry_run))
 
 
@@ -176,8 +176,8 @@ def export(
     """
     need_wal(folder)
     log = WalReader(folder)
-    with show.meter("exporting", total=log.bounds().count) as advance:
-        done = export_spool(log, target, on_progress=show.so_far(advance))
+    with show.meter("exporting", total=log.bounds().count) as work:
+        done = export_spool(log, target, on_progress=work.upto)
     said = (
         f"{done.path} holds {show.counted(done.records, 'record')} (lsns {done.first:,} to {done.last:,}, "
         f"{show.size(done.size)}), and {done.slots_path} {show.counted(done.slots, 'slot')}."

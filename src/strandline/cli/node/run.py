@@ -6,7 +6,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from typing import Annotated, Any, Final, get_args, get_type_hints
 
@@ -58,19 +58,6 @@ def other_nodes(given: Sequence[str]) -> dict[str, str]:
     return nodes
 
 
-def _limits(retention: str, lag_bytes: int | None, idle_seconds: int | None) -> SlotLimits:
-    """The default limits of a retention policy, replaced by those that are given; 0 switches one off.
-
-    >>> _limits("age:7d", None, 60), _limits("age:7d", 0, None)
-    (SlotLimits(lag_bytes=68719476736, idle_seconds=60), SlotLimits(lag_bytes=0, idle_seconds=0))
-    """
-    usual = default_limits(parse_retention(retention))
-    return SlotLimits(
-        usual.lag_bytes if lag_bytes is None else lag_bytes,
-        usual.idle_seconds if idle_seconds is None else idle_seconds,
-    )
-
-
 _PANELS: Final = {
     None: "name listen url region",
     "The primary": "lease lease_seconds nodes upstream lead create take_over automatic",
@@ -112,11 +99,10 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@guarded
-@_with_settings
-def run(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The node's own folder; made if need be.")],
-    *,
+@dataclass(frozen=True, slots=True)
+class ReplicaLimits:
+    """How far replicas may be behind."""
+
     max_lag_bytes: Annotated[
         int | None,
         _writes(
@@ -125,44 +111,54 @@ def run(
             help="A replica further behind no longer pins records, and has to bootstrap; 0: never.",
             show_default="64 GiB where age or size bounds the log",
         ),
-    ] = None,
+    ] = None
     max_idle: Annotated[
         int | None,
         _writes(metavar="TIME", parser=length_of_time, help="The same for a replica that is silent for longer."),
-    ] = None,
+    ] = None
     slow_at: Annotated[
         int, _writes(metavar="RECORDS", min=0, help="Slow writers down while a replica is this far behind; 0: never.")
-    ] = 0,
+    ] = 0
     refuse_at: Annotated[
         int, _writes(metavar="RECORDS", min=0, help="Refuse writers while a replica is this far behind; 0: never.")
-    ] = 0,
-    cold_retention: Annotated[
-        str,
-        _cold(
-            metavar="POLICY",
-            parser=retention_policy,
-            help="What the cold tier keeps: forever, consumed, age:90d or bytes:10TiB; slots of consumers pin it.",
-        ),
-    ] = "forever",
+    ] = 0
+
+    def of_slots(self, retention: str) -> SlotLimits:
+        """The default limits of a retention policy, replaced by those that are given; 0 switches one off.
+
+        >>> ReplicaLimits(max_idle=60).of_slots("age:7d"), ReplicaLimits(max_lag_bytes=0).of_slots("age:7d")
+        (SlotLimits(lag_bytes=68719476736, idle_seconds=60), SlotLimits(lag_bytes=0, idle_seconds=0))
+        """
+        usual = default_limits(parse_retention(retention))
+        return SlotLimits(
+            usual.lag_bytes if self.max_lag_bytes is None else self.max_lag_bytes,
+            usual.idle_seconds if self.max_idle is None else self.max_idle,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSecurity:
+    """How a node authenticates its callers, and itself."""
+
     tokens: Annotated[
         str | None,
         _security(metavar="FILE", help="Admit callers with a token of this file, which has lines 'name roles token'."),
-    ] = None,
+    ] = None
     token: Annotated[
         str | None, _security(metavar="FILE", help="The token with which this node authenticates to others.")
-    ] = None,
-    cert: Annotated[str | None, _security(metavar="FILE", help="Its certificate, for TLS (PEM).")] = None,
-    key: Annotated[str | None, _security(metavar="FILE", help="Its key (PEM).")] = None,
+    ] = None
+    cert: Annotated[str | None, _security(metavar="FILE", help="Its certificate, for TLS (PEM).")] = None
+    key: Annotated[str | None, _security(metavar="FILE", help="Its key (PEM).")] = None
     ca: Annotated[
         str | None, _security(metavar="FILE", help="The authority that signs the other nodes' certificates (PEM).")
-    ] = None,
+    ] = None
     client_ca: Annotated[
         str | None,
         _security(
             metavar="FILE",
             help="Admit only callers with a certificate of this authority; the node shows its own to others.",
         ),
-    ] = None,
+    ] = None
     identity: Annotated[
         list[str] | None,
         _security(
@@ -171,7 +167,34 @@ def run(
             help="What the certificate of this name may be: replica, client, admin. The log's nodes are replicas, by "
             "--node or 'strandline node add'; any other is a client.",
         ),
-    ] = None,
+    ] = None
+
+    def load(self) -> dict[str, Any]:
+        """The settings of a node, with the files read."""
+        known = parse_identities(self.identity or [])
+        if known and (self.client_ca is None or self.tokens is not None):
+            raise InvalidInput("--identity names certificates: it needs --client-ca, and goes without --tokens.")
+        pair: dict[str, Any] = {"certificate": self.cert, "key": self.key}
+        server = ServerSecurity.load(**pair, client_roots=self.client_ca, tokens=self.tokens, identities=known)
+        shown = {} if self.client_ca is None or self.cert is None else pair
+        return {"server": server, "client": ClientSecurity.load(roots=self.ca, token=self.token, **shown)}
+
+
+@guarded
+@_with_settings
+def run(
+    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The node's own folder; made if need be.")],
+    *,
+    limits: ReplicaLimits,
+    cold_retention: Annotated[
+        str,
+        _cold(
+            metavar="POLICY",
+            parser=retention_policy,
+            help="What the cold tier keeps: forever, consumed, age:90d or bytes:10TiB; slots of consumers pin it.",
+        ),
+    ] = "forever",
+    security: NodeSecurity,
     metrics: Metrics,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
     **settings: Any,
@@ -187,18 +210,13 @@ def run(
     if not is_free(there):
         refuse_others(there, FolderKind.NODE)
     log_to_stderr(logging.WARNING if quiet else logging.INFO)
-    shown = cert if client_ca is not None else None
-    known = parse_identities(identity or [])
-    if known and (client_ca is None or tokens is not None):
-        raise InvalidInput("--identity names certificates: it needs --client-ca, and goes without --tokens.")
     config = NodeConfig(
         folder=folder,
         nodes=other_nodes(settings.pop("nodes") or []),
-        limits=_limits(settings["retention"], max_lag_bytes, max_idle),
-        flow=FlowLimits(slow_at, refuse_at),
+        limits=limits.of_slots(settings["retention"]),
+        flow=FlowLimits(limits.slow_at, limits.refuse_at),
         tiering=TierSettings(retention=cold_retention),
-        server=ServerSecurity.load(certificate=cert, key=key, client_roots=client_ca, tokens=tokens, identities=known),
-        client=ClientSecurity.load(roots=ca, certificate=shown, key=key if shown else None, token=token),
+        **security.load(),
         **settings,
     )
     metrics = Metrics(metrics.metrics, metrics.metrics_open or config.insecure)

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, TypeAlias
 from urllib.parse import quote
 
 import typer
 
 import strandline as sl
 from strandline.cli.shared.shared_options import OF_NODES, shared
-from strandline.cli.shared.targets import contents_at, is_free, need_object_log
+from strandline.cli.shared.targets import contents_at, is_free
 from strandline.compat.v1.log import QueueFormat, QueueLog, open_format
 from strandline.errors import InvalidInput, NotALog, NotFound, NotReady, TransientStorageError, Unsupported, WrongKind
-from strandline.log.folders import FolderKind, refuse_others
+from strandline.log.folders import Contents, FolderKind, refuse_others
 from strandline.model.addresses import ParsedAddress, refuse_credentials
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
@@ -27,16 +27,14 @@ from strandline.values.contract import Codec
 
 AnyLog: TypeAlias = OpenedLog
 
-_HINT: Final = "check the address"
-OR_CREATE: Final = "check the address, or make one with --create"
-"""The advice of a command with this option, where there is no log."""
-
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
     """A log that a command was given. A path that holds a write-ahead log names that."""
 
     url: str
+    other: str | None = None
+    """The other address that the command was given: options for nodes may be for that one."""
 
     @property
     def is_node(self) -> bool:
@@ -44,13 +42,16 @@ class LogPlace:
         return ParsedAddress.of(self.url).is_node
 
     @property
+    def contents(self) -> Contents | None:
+        """What is at an address of this machine; None for any other."""
+        folder = log_place(self.url).folder
+        return None if folder is None else contents_at(str(Path(folder).absolute()))
+
+    @property
     def folder(self) -> str | None:
         """The folder of a write-ahead log, from the root; None for another log."""
-        place = log_place(self.url)
-        if place.folder is None:
-            return None
-        there = contents_at(str(Path(place.folder).absolute()))
-        if not place.is_wal and FolderKind.WAL not in there.kinds:
+        there = self.contents
+        if there is None or not (log_place(self.url).is_wal or FolderKind.WAL in there.kinds):
             return None
         if not is_free(there):
             refuse_others(there, FolderKind.WAL)
@@ -63,31 +64,39 @@ class LogPlace:
         create: bool = False,
         retention: str | None = None,
         value: Codec | None = None,
-        hint: str = _HINT,
     ) -> AnyLog:
         """Open the log with its cold tier: for reading, and for its slots if other processes may change those.
 
         With ``writes`` it is opened for changes: of a write-ahead log this is the only process that writes it.
         """
-        refuse_access(self.url)
+        refuse_access(*filter(None, (self.url, self.other)))
+        there, folder = self.contents, self.folder
+        if retention is not None and (self.is_node or folder is not None):
+            raise InvalidInput(
+                f"--retention is for an object log: {self.url} is trimmed by the process that writes it."
+            )
         if self.is_node:
+            if create:
+                raise InvalidInput(f"--create is not for {self.url}: a node makes its own log ('strandline node run').")
             return sl.open(self.url, security=client_security())
-        folder = self.folder
-        if folder is None:
-            need_object_log(self.url, create=create, hint=hint)
-        elif retention is not None:
-            raise _only_for_object_logs(self.url)
+        if there is not None and FolderKind.OBJECT_LOG in there.kinds:  # a queue beside it has its own folder
+            found = dict(there.found)
+            found.pop(FolderKind.QUEUE_V1, None)
+            refuse_others(Contents(there.path, found), FolderKind.OBJECT_LOG)
         wal: dict[str, Any] = {"create": create} if writes else {"read_only": True}
         try:
             if folder is not None:
-                return sl.open(wal_url(folder), value=value, **wal)
+                return sl.open(f"wal://{quote(folder)}", value=value, **wal)
             return sl.open(self.url, create=create, retention=retention, value=value)
-        except WrongKind:
-            raise
         except NotALog as error:
-            if "although the head of a log is there" in str(error):
+            if isinstance(error, WrongKind) or "create one" not in str(error):
                 raise
-            raise NotALog(f"There is no log at {self.url}: {hint}.") from error
+            why = "" if there is None else f" (it is {there})"
+            if there is not None and FolderKind.ABSENT in there.kinds:
+                why = " (there is no such folder)"
+            raise NotALog(
+                f"There is no log at {self.url}{why}: check the address, or make one with 'strandline create'."
+            ) from error
 
     @contextmanager
     def reading(self) -> Iterator[AnyLog]:
@@ -96,14 +105,9 @@ class LogPlace:
             yield log
 
     @contextmanager
-    def writing(self, *, create: bool = False, retention: str | None = None, **more: Any) -> Iterator[AnyLog]:
-        """The log within the block, opened for changes; the arguments are those of :meth:`open`."""
-        if self.is_node:
-            if retention is not None:
-                raise _only_for_object_logs(self.url)
-            if create:
-                raise InvalidInput(f"--create is not for {self.url}: a node makes its own log ('strandline node run').")
-        with connection_errors(self.url), self.open(writes=True, create=create, retention=retention, **more) as log:
+    def writing(self, **options: Any) -> Iterator[AnyLog]:
+        """The log within the block, opened for changes; the options are those of :meth:`open`."""
+        with connection_errors(self.url), self.open(writes=True, **options) as log:
             if isinstance(log, RemoteLog):
                 log.bounds()  # a wrong address is found now, not after all the retries of a producer
             yield log
@@ -119,26 +123,14 @@ AnyLogAt = Annotated[
 ]
 
 
-def _only_for_object_logs(url: str) -> InvalidInput:
-    return InvalidInput(f"--retention is for an object log: {url} is trimmed by the process that writes it.")
-
-
-def wal_url(folder: str) -> str:
-    """The address of a write-ahead log in a folder."""
-    return f"wal://{quote(str(Path(folder).absolute()))}"
-
-
 def object_log_at(url: str, **options: Any) -> sl.log.ObjectLog:
     """The object log at an address, without its cold tier; ``options`` are those of :meth:`LogPlace.open`."""
-    place = log_place(url)
-    if place.is_node or place.is_wal:
-        other = "a write-ahead log, which the process that writes it trims"
-        if place.is_node:
-            other = "the log of a node, which trims it ('strandline node run --retention')"
-        raise _other_kind(url, "an object log", other)
-    if LogPlace(url).folder is not None:
-        need_object_log(url)  # which names the commands for what is there
-    log = hot_tier(LogPlace(url).open(**options))
+    place = LogPlace(url)
+    if place.is_node:
+        raise _other_kind(url, "an object log", "the log of a node, which trims it ('strandline node run --retention')")
+    if place.folder is not None:
+        raise _other_kind(url, "an object log", "a write-ahead log, which the process that writes it trims")
+    log = hot_tier(place.open(**options))
     assert isinstance(log, sl.log.ObjectLog)  # noqa: S101 - the address of one
     return log
 
@@ -159,23 +151,17 @@ def _other_kind(url: str, wanted: str, found: str) -> Unsupported:
 def open_shared(url: str, form: QueueFormat) -> QueueLog:
     """The queue of version 1 at an address; one without a manifest is refused: the path may be mistyped."""
     folder = ParsedAddress.of(url).folder
-
-    def refuse_another_kind() -> None:
-        if folder is not None and not is_free(there := contents_at(str(Path(folder).absolute()))):
-            refuse_others(there, FolderKind.QUEUE_V1)
-
     try:
         queue = open_format(url, form)
-    except WrongKind:
-        refuse_another_kind()
-        raise
-    try:
         queue.store.get(form.manifest)
-    except NotFound as error:
-        refuse_another_kind()
+    except (WrongKind, NotFound) as error:
+        if folder is not None and not is_free(there := contents_at(str(Path(folder).absolute()))):
+            refuse_others(there, FolderKind.QUEUE_V1)
+        if isinstance(error, WrongKind):
+            raise
         raise NotALog(
-            f"There is no queue manifest at {queue.url}/{form.manifest}: check the address and --manifest, or nothing "
-            "was ever listed there."
+            f"There is no queue manifest at {url.rstrip('/')}/{form.manifest}: check the address and --manifest, or "
+            "nothing was ever listed there."
         ) from error
     return queue
 

@@ -46,9 +46,6 @@ Place = Annotated[
         help="The log: its address (file://, s3://, gs://, az://, wal:///folder), or its folder.",
     ),
 ]
-TruncateTimes = Annotated[
-    bool, typer.Option("--truncate-times", help="Cut times that are finer than a microsecond; else they are refused.")
-]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -203,10 +200,10 @@ class Interruption:
             try:
                 self._getting = True
                 item = next(iterator)
-                self._getting = False
             except (StopIteration, KeyboardInterrupt):
-                self._getting = False
                 return
+            finally:
+                self._getting = False
             yield item
 
     def _ask(self, *_: object) -> None:

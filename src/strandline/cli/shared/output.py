@@ -318,11 +318,38 @@ class _Rate(ProgressColumn):
         return Text(f"{share}{rate}", "progress.percentage")
 
 
+class Meter:
+    """Counts the items that work has done, shows them, and measures its time."""
+
+    def __init__(self, shown: Callable[[int], None]) -> None:
+        """``shown`` is called with the number of further items."""
+        self._shown = shown
+        self._began = time.monotonic()
+        self.done = 0
+        self.has_moved = False
+        """Whether the work has told anything."""
+
+    def add(self, more: int) -> None:
+        """Further items are done."""
+        self.has_moved = True
+        self.done += more
+        self._shown(more)
+
+    def upto(self, done: int, *_: object) -> None:
+        """So many items are done in all; for work that reports totals."""
+        self.add(done - self.done)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the work has begun."""
+        return time.monotonic() - self._began
+
+
 @contextmanager
-def meter(what: str, *, total: int | None, note: Callable[[], str] = lambda: "") -> Iterator[Callable[[int], None]]:
+def meter(what: str, *, total: int | None, note: Callable[[], str] = lambda: "") -> Iterator[Meter]:
     """Progress on standard error: a bar on a terminal, occasional lines elsewhere, but none with ``--json``.
 
-    Yields a function to call with the number of further items done. ``note`` gives what is said besides.
+    ``note`` gives what is said besides.
     """
     if sys.stderr.isatty():
         with Progress(
@@ -335,25 +362,24 @@ def meter(what: str, *, total: int | None, note: Callable[[], str] = lambda: "")
             transient=True,
         ) as bar:
             task = bar.add_task(what, total=total)
-            yield lambda more: bar.update(task, advance=more, description=what + note())
+            yield Meter(lambda more: bar.update(task, advance=more, description=what + note()))
         return
-    began = last = time.monotonic()
-    done = 0
+    last = time.monotonic()
 
-    def advance(more: int) -> None:
-        nonlocal done, last
-        done += more
+    def tell(_: int) -> None:
+        nonlocal last
         now = time.monotonic()
         if not for_programs() and now - last >= _PLAIN_EVERY:
             last = now
             of = "" if total is None else f" of {total:,}"
-            said = f"{what}: {done:,}{of}, {done / (now - began):,.0f}/s{note()}"
+            said = f"{what}: {work.done:,}{of}, {work.done / work.seconds:,.0f}/s{note()}"
             if logs.is_json():
                 logs.say(logging.INFO, said)
             else:
                 line(said, file=sys.stderr)
 
-    yield advance
+    work = Meter(tell)
+    yield work
 
 
 @contextmanager
@@ -366,22 +392,3 @@ def busy(what: str) -> Iterator[None]:
     with Progress(*columns, console=err(), transient=True) as bar:
         bar.add_task(what, total=None)
         yield
-
-
-def so_far(advance: Callable[[int], None]) -> Callable[[int], None]:
-    """Adapt ``advance``, which takes increments, for work that reports totals.
-
-    >>> report = so_far(print)
-    >>> report(2), report(5)
-    2
-    3
-    (None, None)
-    """
-    reported = 0
-
-    def report(done: int) -> None:
-        nonlocal reported
-        advance(done - reported)
-        reported = done
-
-    return report

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from contextlib import ExitStack
 from enum import StrEnum
 from typing import Annotated, Any, Literal, cast
@@ -108,7 +107,7 @@ def follow(
         stop_on_signal() as stop,
         metrics.served() as health,
         opened as log,
-        progress as advance,
+        progress as work,
         ExitStack() as measured,
     ):
         shape = options.shape(_value(log, options, decode))
@@ -117,14 +116,13 @@ def follow(
         sink = sink_at(table, None, **shape, **({} if letters is None else {"dead_letters": letters}))
         sinks.append(sink)
         sink.meet(log)
-        began, since = time.monotonic(), sink.cursor(log.log_id)
+        since = sink.cursor(log.log_id)
         first = log.position_of(cast("Start", start)) if since is None else since.next
         lag = FollowerLag(log, (log.url, sink.where), first, is_served=metrics.metrics is not None)
         measured.enter_context(lag.measuring())
-        tell = show.so_far(advance)
 
         def on_progress(cursor: sl.Cursor) -> None:
-            tell(cursor.next - first)
+            work.upto(cursor.next - first)
             lag.moved(cursor.next)
 
         health.ready()
@@ -139,16 +137,15 @@ def follow(
         )
         behind = max(0, log.end().next - done.next)
         interrupted = stop.is_set()
-    seconds = time.monotonic() - began
     fields = {
         "records": done.next - first,
         "next": done.next,
         "behind": behind,
         "dead_letters": sink.bad_records,
-        "seconds": round(seconds, 3),
+        "seconds": round(work.seconds, 3),
         "interrupted": interrupted,
     }
-    text = f"{show.counted(done.next - first, 'record')} applied in {show.seconds(seconds)}: "
+    text = f"{show.counted(done.next - first, 'record')} applied in {show.seconds(work.seconds)}: "
     text += f"the table is at offset {done.next:,}, {show.counted(behind, 'record')} behind{_letters_of(sink)}"
     show.answer(fields, f"{'stopped: ' if interrupted else ''}{text}")
     if interrupted and end is not None:
