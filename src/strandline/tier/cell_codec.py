@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, final
-from uuid import UUID
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
+
+import msgspec
 
 from strandline.errors import UnsupportedVersion
 from strandline.formats.json.checked import damage, decode_checked, encode_checked
@@ -33,10 +34,8 @@ class TierCellCodec(Generic[T]):
 
     def encode(self, state: Stamped[T]) -> bytes:
         """The bytes of a state."""
-        fields = {name: _plain(value) for name, value in asdict(state.value).items()}
-        return encode_checked(
-            self.kind, FORMAT_VERSION, {"min_reader": FORMAT_VERSION, **fields, **stamp_fields(state)}
-        )
+        fields = {"min_reader": FORMAT_VERSION, **msgspec.to_builtins(state.value), **stamp_fields(state)}
+        return encode_checked(self.kind, FORMAT_VERSION, fields)
 
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[T]:
         """The state in these bytes; ``CorruptData`` if they are damaged."""
@@ -45,10 +44,3 @@ class TierCellCodec(Generic[T]):
             if natural(fields["min_reader"]) > FORMAT_VERSION:
                 raise UnsupportedVersion(f"{where} was written by a newer version of strandline: upgrade this one.")
             return read_record(Stamped, fields, value=read_record(self.content, fields, optional=self.optional))
-
-
-def _plain(value: Any) -> Any:
-    """A field as JSON has it."""
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, UUID) else value

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import chain
+from operator import attrgetter
 from typing import Final
 from uuid import UUID
 
@@ -38,6 +39,12 @@ _ABSENT: Final = (1 << 64) - 1
 _PREAMBLE = struct.Struct("<4sH")
 _CHECKSUM = struct.Struct("<I")
 _NUMBERS = struct.Struct("<QQQQqQQQQQQq")
+_NUMBER_NAMES: Final = (
+    *("next_offset", "next_sequence", "floor", "listed", "generation", "min_generation", "swept_generation"),
+    *("tiered_through", "writers_floor", "membership", "trim_began"),
+)
+"""The numbers of a head, as they are stored behind its revision."""
+_numbers_of: Final = attrgetter(*_NUMBER_NAMES)
 _ENTRY = struct.Struct("<QQIQqqq16sQI")
 _RANGE = struct.Struct("<IqI")
 _NO_RANGES: Final = MetadataRanges()
@@ -55,20 +62,7 @@ def encode_head(state: Stamped[Head], tail: Iterable[bytes] | None = None) -> by
     parts = [
         _PREAMBLE.pack(HEAD_MAGIC, VERSION),
         head.log_id.bytes,
-        _NUMBERS.pack(
-            state.revision,
-            head.next_offset,
-            head.next_sequence,
-            head.floor,
-            head.listed,
-            head.generation,
-            head.min_generation,
-            head.swept_generation,
-            head.tiered_through,
-            head.writers_floor,
-            head.membership,
-            head.trim_began,
-        ),
+        _NUMBERS.pack(state.revision, *_numbers_of(head)),
         pack_count(len(state.recent)),
         *(op.bytes for op in state.recent),
         pack_count(len(head.tail)),
@@ -118,28 +112,16 @@ def decode_head(data: bytes | memoryview, where: str) -> Stamped[Head]:
         trimmed.append(Trimmed(location, *source.fields(_TRIMMED)))
     source.end()
     _in_range(source, *numbers)
-    revision, next_offset, next_sequence, floor, listed, *rest = numbers
-    generation, min_generation, swept_generation, tiered_through, writers_floor, membership, trim_began = rest
     head = Head(
         log_id=log_id,
-        next_offset=next_offset,
-        next_sequence=next_sequence,
-        floor=floor,
-        listed=listed,
-        generation=generation,
-        min_generation=min_generation,
-        swept_generation=swept_generation,
-        tiered_through=tiered_through,
-        writers_floor=writers_floor,
-        membership=membership,
-        trim_began=trim_began,
+        **dict(zip(_NUMBER_NAMES, numbers[1:], strict=True)),
         tail=tail,
         levels=levels,
         writers=without_proof_rows(rows),
         slots=slots,
         trimmed=tuple(trimmed),
     )
-    return Stamped(head, revision, recent)
+    return Stamped(head, numbers[0], recent)
 
 
 def encode_chunk(items: tuple[Entry, ...] | tuple[ChunkRef, ...], level: int) -> bytes:
@@ -283,19 +265,7 @@ def _unpack_entry(source: Unpacker) -> Entry:
     _in_range(source, sequence, first + count, size, number)
     location = source.text()
     metadata = _unpack_ranges(source, ranges) if ranges else _NO_RANGES
-    return Entry(
-        sequence,
-        location,
-        first,
-        count,
-        size,
-        oldest,
-        newest,
-        listed,
-        _writer_id(writer),
-        number,
-        metadata,
-    )
+    return Entry(sequence, location, first, count, size, oldest, newest, listed, _writer_id(writer), number, metadata)
 
 
 def _unpack_ranges(source: Unpacker, count: int) -> MetadataRanges:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
@@ -117,7 +117,7 @@ class Rewinding:
 
 def encode_rewinding(value: Rewinding) -> bytes:
     """``rewind.json``."""
-    return encode_checked(_REWIND_KIND, FORMAT_VERSION, {**asdict(value), "log_id": str(value.log_id)})
+    return encode_checked(_REWIND_KIND, FORMAT_VERSION, msgspec.to_builtins(value))
 
 
 def decode_rewinding(data: bytes, where: str) -> Rewinding:

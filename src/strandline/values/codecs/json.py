@@ -27,7 +27,6 @@ class Json(StructCodec):
 
     Raises:
         SchemaRefused: A field has no columnar type.
-        MissingExtra: ``strandline[typed]`` is not installed.
     """
 
     name = "json"

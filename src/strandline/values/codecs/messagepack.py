@@ -21,7 +21,6 @@ class MessagePack(StructCodec):
 
     Raises:
         SchemaRefused: A field has no columnar type.
-        MissingExtra: ``strandline[typed]`` is not installed.
     """
 
     name = "messagepack"

@@ -14,10 +14,11 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal
 
+import msgspec
 import pyarrow as pa
 import pyarrow.types as pt
 
-from strandline.errors import InvalidInput, MissingExtra, SchemaRefused
+from strandline.errors import InvalidInput, SchemaRefused
 from strandline.values.codecs.columns import ColumnShape, build_columns
 from strandline.values.codecs.rows import RowCodec, reason_of
 from strandline.values.contract import Columns
@@ -29,15 +30,6 @@ _MAX_FLOAT64: Final = 1.7976931348623157e308
 _MAX_INT64: Final = 2**63 - 1
 _NO_CONSTRAINTS: Final[Constraints] = MappingProxyType({})
 _NATIVE: Final = (bytes, bytearray, dt.datetime, dt.date, dt.time, Decimal)
-
-
-def msgspec_module(name: str) -> Any:
-    """The module ``msgspec``, or ``MissingExtra``."""
-    try:
-        import msgspec
-    except ImportError as error:
-        raise MissingExtra(f"{name} values need the extra 'typed': pip install 'strandline[typed]'.") from error
-    return msgspec
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,22 +63,21 @@ class StructCodec(RowCodec):
     """The constraints of the given JSON Schema, which each value has to fulfil."""
 
     def __init__(self, schema: Any) -> None:
-        library = msgspec_module(type(self).__name__)
         found = constrained(schema)
         self._schema, self.constraints, self.unenforced = found.schema, found.constraints, found.unenforced
-        make = partial(_struct_type, library, "Value", list(self._schema), self._FORM)
+        make = partial(_struct_type, "Value", list(self._schema), self._FORM)
         try:
             self._make = row = make(strict=False)
             held = make(strict=False, constraints=self.constraints) if self.constraints else row
             given = make(strict=True, constraints=self.constraints)
-            module = getattr(library, self._MODULE)
+            module = getattr(msgspec, self._MODULE)
             self._decode, self._encode = module.Decoder(held).decode, module.Encoder().encode
         except (ValueError, TypeError) as error:
             raise SchemaRefused(f"A {self.name} value cannot have this schema: {error}") from error
         self._shapes = _shapes(list(self._schema), row, self._FORM, self.constraints)
         self._empty = row()
-        self._plain = partial(library.to_builtins, builtin_types=_NATIVE, str_keys=True)
-        self._convert = partial(library.convert, type=given)
+        self._plain = partial(msgspec.to_builtins, builtin_types=_NATIVE, str_keys=True)
+        self._convert = partial(msgspec.convert, type=given)
         inside = self.constraints.get("properties", {})
         self._checks = tuple(
             shape
@@ -128,7 +119,6 @@ def _is_checked_by_arrow(kind: pa.DataType) -> bool:
 
 
 def _struct_type(
-    library: Any,
     name: str,
     fields: list[pa.Field],
     form: Form,
@@ -142,7 +132,7 @@ def _struct_type(
     parts: list[tuple[Any, ...]] = []
     for number, field in enumerate(fields):
         further = inside.get(field.name, _NO_CONSTRAINTS)
-        kind = _python_type(library, f"{name}.{field.name}", field.type, form, strict=strict, constraints=further)
+        kind = _python_type(f"{name}.{field.name}", field.type, form, strict=strict, constraints=further)
         if field.name not in required:
             parts.append((f"c{number}", kind | None, None))
         else:
@@ -150,52 +140,51 @@ def _struct_type(
     names = {f"c{number}": field.name for number, field in enumerate(fields)}
     is_closed = strict or constraints.get("additionalProperties") is False
     # Without cycles the collector need not track rows, which halves the time of decoding.
-    return library.defstruct(
+    return msgspec.defstruct(
         name, parts, rename=names, gc=False, forbid_unknown_fields=is_closed, kw_only=bool(required)
     )
 
 
 def _python_type(  # noqa: PLR0911 - one for each kind of type
-    library: Any, name: str, kind: pa.DataType, form: Form, *, strict: bool, constraints: Constraints
+    name: str, kind: pa.DataType, form: Form, *, strict: bool, constraints: Constraints
 ) -> Any:
-    meta = library.Meta
-    make = partial(_python_type, library, name, form=form, strict=strict)
+    make = partial(_python_type, name, form=form, strict=strict)
     items = constraints.get("items", _NO_CONSTRAINTS)
     if pt.is_struct(kind):
-        return _struct_type(library, name, list(kind), form, strict=strict, constraints=constraints)
+        return _struct_type(name, list(kind), form, strict=strict, constraints=constraints)
     if pt.is_list(kind) or pt.is_large_list(kind):
         item = make(kind=kind.value_type, constraints=items) | None
-        return _limited(meta, list[item], constraints, "Items")  # type: ignore[valid-type]
+        return _limited(list[item], constraints, "Items")  # type: ignore[valid-type]
     if pt.is_map(kind):
         item = make(kind=kind.item_type, constraints=items) | None
-        return _limited(meta, dict[str, item], constraints, "Properties")  # type: ignore[valid-type]
+        return _limited(dict[str, item], constraints, "Properties")  # type: ignore[valid-type]
     if "enum" in constraints:
         return Literal[tuple(constraints["enum"])]
     if pt.is_integer(kind):
-        return Annotated[int, meta(**_range(kind, constraints))]
+        return Annotated[int, msgspec.Meta(**_range(kind, constraints))]
     if pt.is_floating(kind):
-        return _float_type(meta, kind, form, strict=strict, constraints=constraints)
-    return _leaf_type(meta, kind, form, strict=strict, constraints=constraints)
+        return _float_type(kind, form, strict=strict, constraints=constraints)
+    return _leaf_type(kind, form, strict=strict, constraints=constraints)
 
 
-def _leaf_type(meta: Any, kind: pa.DataType, form: Form, *, strict: bool, constraints: Constraints) -> Any:
+def _leaf_type(kind: pa.DataType, form: Form, *, strict: bool, constraints: Constraints) -> Any:
     if pt.is_fixed_size_binary(kind):
-        return Annotated[bytes, meta(min_length=kind.byte_width, max_length=kind.byte_width)]
+        return Annotated[bytes, msgspec.Meta(min_length=kind.byte_width, max_length=kind.byte_width)]
     if pt.is_temporal(kind):
-        return _time_type(meta, kind, form, strict=strict)
+        return _time_type(kind, form, strict=strict)
     for is_kind, python in ((pt.is_boolean, bool), (pt.is_decimal, Decimal), (pt.is_binary, bytes)):
         if is_kind(kind):
             return python
-    return bytes if pt.is_large_binary(kind) else _limited(meta, str, constraints, "Length")
+    return bytes if pt.is_large_binary(kind) else _limited(str, constraints, "Length")
 
 
-def _limited(meta: Any, python: Any, constraints: Constraints, what: str) -> Any:
+def _limited(python: Any, constraints: Constraints, what: str) -> Any:
     """The type with limits on its length: ``minLength``, ``maxItems`` and so on."""
     limits = {f"{end}_length": constraints[end + what] for end in ("min", "max") if end + what in constraints}
-    return Annotated[python, meta(**limits)] if limits else python
+    return Annotated[python, msgspec.Meta(**limits)] if limits else python
 
 
-def _float_type(meta: Any, kind: pa.DataType, form: Form, *, strict: bool, constraints: Constraints) -> Any:
+def _float_type(kind: pa.DataType, form: Form, *, strict: bool, constraints: Constraints) -> Any:
     limit = MAX_FLOAT32 if pt.is_float32(kind) else _MAX_FLOAT64
     bounded = not form.any_float and (strict or pt.is_float32(kind))
     bounds = {word: constraints[keyword] for keyword, word in _BOUNDS.items() if keyword in constraints}
@@ -203,18 +192,18 @@ def _float_type(meta: Any, kind: pa.DataType, form: Form, *, strict: bool, const
         bounds["ge"] = -limit
     if bounded and not bounds.keys() & {"le", "lt"}:
         bounds["le"] = limit
-    return Annotated[float, meta(**bounds)] if bounds else float
+    return Annotated[float, msgspec.Meta(**bounds)] if bounds else float
 
 
-def _time_type(meta: Any, kind: pa.DataType, form: Form, *, strict: bool) -> Any:
+def _time_type(kind: pa.DataType, form: Form, *, strict: bool) -> Any:
     if pt.is_time(kind):
-        return Annotated[dt.time, meta(tz=False)]
+        return Annotated[dt.time, msgspec.Meta(tz=False)]
     if not strict and form.text_times:
         return str
     if pt.is_timestamp(kind):
         if kind.unit == "ns":
             return Any if strict else str
-        return Annotated[dt.datetime, meta(tz=kind.tz is not None)]
+        return Annotated[dt.datetime, msgspec.Meta(tz=kind.tz is not None)]
     return dt.date
 
 
