@@ -187,7 +187,7 @@ def _limited(python: Any, constraints: Constraints, what: str) -> Any:
 def _float_type(kind: pa.DataType, form: Form, *, strict: bool, constraints: Constraints) -> Any:
     limit = MAX_FLOAT32 if pt.is_float32(kind) else _MAX_FLOAT64
     bounded = not form.any_float and (strict or pt.is_float32(kind))
-    bounds = {word: constraints[keyword] for keyword, word in _BOUNDS.items() if keyword in constraints}
+    bounds: dict[str, Any] = {word: constraints[keyword] for keyword, word in _BOUNDS.items() if keyword in constraints}
     if bounded and not bounds.keys() & {"ge", "gt"}:
         bounds["ge"] = -limit
     if bounded and not bounds.keys() & {"le", "lt"}:
@@ -217,7 +217,7 @@ _BOUNDS: Final = {
 """Constraints of numbers, as msgspec names them."""
 
 
-def _range(kind: pa.DataType, constraints: Constraints) -> dict[str, int]:
+def _range(kind: pa.DataType, constraints: Constraints) -> dict[str, Any]:
     low, high = int_range(kind)
     bounds = {"ge": low, "le": high, **{_BOUNDS[word]: constraints[word] for word in _BOUNDS if word in constraints}}
     if bounds["le"] > _MAX_INT64:

@@ -7,13 +7,17 @@ wider and ``float32`` that becomes ``float64``; inside structs, lists and maps a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import SchemaRefused
 from strandline.values.contract import Columns
+
+BYTES_EACH: Final = 32
+"""The widest of types of a fixed width; bytes of more count as several fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,71 +52,116 @@ def evolve(table: pa.Schema, new: pa.Schema) -> Evolution:
     >>> evolution.schema.names, [added.name for added in evolution.added], [wide.name for wide in evolution.widened]
     (['id', 'note', 'vip'], ['vip'], ['id'])
     """
-    changes = _SchemaChanges()
-    schema = pa.schema(changes.fields("", table, new))
-    return Evolution(tuple(changes.added), tuple(changes.widened), schema)
+    root, added, widened = SchemaNode.of(table), list[pa.Field](), list[pa.Field]()
+    kind = pa.struct(list(new))
+    root.more("", kind)
+    root.merge("", kind, added, widened)
+    return Evolution(tuple(added), tuple(widened), pa.schema(list(root.made())))
 
 
-@dataclass
-class _SchemaChanges:
-    added: list[pa.Field] = field(default_factory=list)
-    widened: list[pa.Field] = field(default_factory=list)
+class SchemaNode:
+    """A type whose inner fields can grow: of a struct those of its names, of a list or map the type of its items."""
 
-    def fields(self, path: str, table: Iterable[pa.Field], new: Iterable[pa.Field]) -> list[pa.Field]:
-        old = list(table)
-        offered = {each.name: each for each in new}
-        names = {each.name.casefold(): each.name for each in old}
-        result = [self._field(path, each, offered.pop(each.name, None)) for each in old]
-        for name, each in offered.items():
-            twin = names.setdefault(name.casefold(), name)
-            if twin != name:
-                raise twins(path + name, path + twin)
-            added = pa.field(name, each.type)
-            self.added.append(pa.field(path + name, each.type))
-            result.append(added)
-        return result
+    __slots__ = ("_inner", "_names", "_needed", "field")
 
-    def _field(self, path: str, old: pa.Field, new: pa.Field | None) -> pa.Field:
-        if new is not None:
-            return old.with_type(self._type(path + old.name, old.type, new.type))
-        if not old.nullable:
+    def __init__(self, field: pa.Field) -> None:
+        self.field = field
+        self._inner = {name: SchemaNode(inner) for name, inner in _inner(field.type)}
+        self._names = {name.casefold(): name for name in self._inner}
+        needed = list(field.type) if pt.is_struct(field.type) else []
+        self._needed = {each.name for each in needed if not each.nullable}
+
+    @classmethod
+    def of(cls, schema: pa.Schema) -> SchemaNode:
+        """All fields of a schema."""
+        return cls(pa.field("", pa.struct(list(schema))))
+
+    def count(self) -> int:
+        """The fields of the type, this one included. Null or not, bytes of a fixed width take it in each row."""
+        width = self.field.type.byte_width if pt.is_fixed_size_binary(self.field.type) else 0
+        return max(1, -(-width // BYTES_EACH)) + sum(node.count() for node in self._inner.values())
+
+    def more(self, path: str, new: pa.DataType) -> int:
+        """How many fields a type would add; ``SchemaRefused`` if it cannot be merged."""
+        old, family = self.field.type, _family(self.field.type)
+        keys_differ = family == _family(new) == "map" and old.key_type != new.key_type
+        if family != _family(new) or keys_differ or (not family and wider_type(old, new) is None):
             raise SchemaRefused(
-                f"The field '{path}{old.name}' ({old.type}) may not be null in the table and is missing from the new "
-                "schema: add it there, or make the column nullable."
+                f"The field '{path}' is {old!s:.200} in the table and {new!s:.200} in the new schema, and rows of both "
+                "cannot be in one column: keep the old type, give the field a new name, or build the table again."
             )
-        return old
+        more, seen = 0, dict[str, str]()
+        for name, inner in _inner(new):
+            inside = _below(path, name, new)
+            twin = self._names.get(name.casefold()) or seen.setdefault(name.casefold(), name)
+            if twin != name:
+                raise SchemaRefused(
+                    f"The new field '{inside}' differs from '{_below(path, twin, new)}' only in upper and lower case, "
+                    "which tables do not distinguish: rename one of them."
+                )
+            node = self._inner.get(name)
+            more += SchemaNode(inner).count() if node is None else node.more(inside, inner.type)
+        lacking = self._needed.difference(name for name, _ in _inner(new)) if self._needed else ()
+        for name in lacking:
+            raise SchemaRefused(
+                f"The field '{_below(path, name, old)}' ({self._inner[name].field.type}) may not be null in the table "
+                "and is missing from the new schema: add it there, or make the column nullable."
+            )
+        return more
 
-    def _type(self, name: str, old: pa.DataType, new: pa.DataType) -> pa.DataType:
-        if old == new or _fits(new, old):
-            return old
-        if _fits(old, new):
-            self.widened.append(pa.field(name, new))
-            return new
-        if pt.is_struct(old) and pt.is_struct(new):
-            return pa.struct(self.fields(f"{name}.", old, new))
-        if is_list(old) and is_list(new):
-            item = old.value_field.with_type(self._type(f"{name}[]", old.value_type, new.value_type))
-            return pa.large_list(item) if pt.is_large_list(old) else pa.list_(item)
-        if pt.is_map(old) and pt.is_map(new) and old.key_type == new.key_type:
-            item = old.item_field.with_type(self._type(name + "{}", old.item_type, new.item_type))
-            return pa.map_(old.key_field, item)
-        raise two_types(name, old, new)
+    def uncovered(self, path: str, new: pa.DataType) -> str | None:
+        """The first field of a type that this one does not include."""
+        family = _family(self.field.type)
+        if family != _family(new) or (not family and wider_type(self.field.type, new) != self.field.type):
+            return path
+        for name, inner in _inner(new):
+            inside, node = _below(path, name, new), self._inner.get(name)
+            found = inside if node is None else node.uncovered(inside, inner.type)
+            if found is not None:
+                return found
+        return None
+
+    def merge(self, path: str, new: pa.DataType, added: list[pa.Field], widened: list[pa.Field]) -> None:
+        """Add the fields of a type, and widen others; these fields are noted by their paths."""
+        if not _family(self.field.type):
+            wide = wider_type(self.field.type, new)
+            if wide != self.field.type:
+                widened.append(pa.field(path, wide))
+                self.field = self.field.with_type(wide)
+        for name, inner in _inner(new):
+            inside = _below(path, name, new)
+            if name in self._inner:
+                self._inner[name].merge(inside, inner.type, added, widened)
+            else:
+                self._inner[name] = SchemaNode(pa.field(name, inner.type))
+                self._names[name.casefold()] = name
+                added.append(pa.field(inside, inner.type))
+
+    def made(self) -> pa.DataType:
+        """The type now."""
+        kind = self.field.type
+        fields = [node.field.with_type(node.made()) for node in self._inner.values()]
+        if pt.is_struct(kind):
+            return pa.struct(fields)
+        if pt.is_map(kind):
+            return pa.map_(kind.key_field, fields[0])
+        return (pa.large_list if pt.is_large_list(kind) else pa.list_)(fields[0]) if fields else kind
 
 
-def twins(name: str, twin: str) -> SchemaRefused:
-    """The error for two names of one column."""
-    return SchemaRefused(
-        f"The new field '{name}' differs from '{twin}' only in upper and lower case, which tables do not distinguish: "
-        "rename one of them."
-    )
+def _below(path: str, name: str, kind: pa.DataType) -> str:
+    return name if not path else f"{path}.{name}" if pt.is_struct(kind) else path + name
 
 
-def two_types(name: str, old: object, new: object) -> SchemaRefused:
-    """The error for a field with another type than before."""
-    return SchemaRefused(
-        f"The field '{name}' is {old} in the table and {new} in the new schema, and rows of both cannot be in one "
-        "column: keep the old type, give the field a new name, or build the table again."
-    )
+def _inner(kind: pa.DataType) -> list[tuple[str, pa.Field]]:
+    if pt.is_struct(kind):
+        return [(field.name, field) for field in kind]
+    if pt.is_map(kind):
+        return [("{}", kind.item_field)]
+    return [("[]", kind.value_field)] if is_list(kind) else []
+
+
+def _family(kind: pa.DataType) -> str:
+    return "map" if pt.is_map(kind) else "list" if is_list(kind) else "struct" if pt.is_struct(kind) else ""
 
 
 def wider_type(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import SchemaRefused
-from strandline.values.schema.evolution import is_list, twins, two_types, wider_type
-
-_BYTES_EACH: Final = 32
-"""The widest of other types."""
+from strandline.values.schema.evolution import BYTES_EACH, SchemaNode
 
 
 class SchemaUnion:
@@ -24,7 +21,7 @@ class SchemaUnion:
     """
 
     def __init__(self, schema: pa.Schema, most: int) -> None:
-        self._root = _Node(pa.struct(list(schema)))
+        self._root = SchemaNode.of(schema)
         self._most = most
         self._count = self._root.count() - 1
 
@@ -36,7 +33,7 @@ class SchemaUnion:
     def add(self, new: pa.Schema) -> None:
         """Merge the fields of one more schema; ``SchemaRefused`` if they cannot be, and then none of them is."""
         self._count += self.check(new)
-        self._root.merge(pa.struct(list(new)))
+        self._root.merge("", pa.struct(list(new)), [], [])
 
     def check(self, new: pa.Schema) -> int:
         """How many fields a schema brings; ``SchemaRefused`` if they cannot be merged."""
@@ -44,7 +41,7 @@ class SchemaUnion:
         if more and self._count + more > self._most:
             raise SchemaRefused(
                 f"It brings {more:,} new fields to {self._count:,} others, and {self._most:,} are allowed in all "
-                f"(max_columns; bytes of a fixed width count once for each {_BYTES_EACH}): use fewer fields, or allow "
+                f"(max_columns; bytes of a fixed width count once for each {BYTES_EACH}): use fewer fields, or allow "
                 "more."
             )
         return more
@@ -52,95 +49,6 @@ class SchemaUnion:
     def uncovered(self, new: pa.Schema) -> str | None:
         """The first field, by its path, that is new or wider; None if there is none."""
         return self._root.uncovered("", pa.struct(list(new)))
-
-
-class _Node:
-    """A type whose inner fields can grow: of a struct those of its names, of a list or map the type of its items."""
-
-    __slots__ = ("_inner", "_names", "_type")
-
-    def __init__(self, kind: pa.DataType) -> None:
-        self._type = kind
-        self._inner = {name: _Node(inner) for name, inner in _inner(kind)}
-        self._names = {name.casefold(): name for name in self._inner}
-
-    def count(self) -> int:
-        """The fields of the type, this one included. Null or not, bytes of a fixed width take it in each row."""
-        width = self._type.byte_width if pt.is_fixed_size_binary(self._type) else 0
-        return max(1, -(-width // _BYTES_EACH)) + sum(node.count() for node in self._inner.values())
-
-    def more(self, path: str, new: pa.DataType) -> int:
-        """How many fields a type would add; ``SchemaRefused`` if it cannot be merged."""
-        family = _family(self._type)
-        if family != _family(new) or (not family and wider_type(self._type, new) is None):
-            raise two_types(path, _brief(self._type), _brief(new))
-        more, seen = 0, dict[str, str]()
-        for name, inner in _inner(new):
-            inside = _below(path, name, new)
-            twin = self._names.get(name.casefold()) or seen.setdefault(name.casefold(), name)
-            if twin != name:
-                raise twins(inside, twin)
-            node = self._inner.get(name)
-            more += _Node(inner).count() if node is None else node.more(inside, inner)
-        return more
-
-    def uncovered(self, path: str, new: pa.DataType) -> str | None:
-        """The first field of a type that this one does not include."""
-        family = _family(self._type)
-        if family != _family(new) or (not family and wider_type(self._type, new) != self._type):
-            return path
-        for name, inner in _inner(new):
-            inside, node = _below(path, name, new), self._inner.get(name)
-            found = inside if node is None else node.uncovered(inside, inner)
-            if found is not None:
-                return found
-        return None
-
-    def merge(self, new: pa.DataType) -> None:
-        """Add the fields of a type, and widen others."""
-        if not _family(self._type):
-            self._type = wider_type(self._type, new)
-        for name, inner in _inner(new):
-            if name in self._inner:
-                self._inner[name].merge(inner)
-            else:
-                self._inner[name] = _Node(inner)
-                self._names[name.casefold()] = name
-
-    def made(self) -> pa.DataType:
-        """The type now."""
-        if not self._inner:
-            return self._type
-        if pt.is_struct(self._type):
-            return pa.struct([pa.field(name, node.made()) for name, node in self._inner.items()])
-        (item,) = self._inner.values()
-        if pt.is_map(self._type):
-            return pa.map_(self._type.key_field, self._type.item_field.with_type(item.made()))
-        return _list_of(self._type, self._type.value_field.with_type(item.made()))
-
-
-def _below(path: str, name: str, kind: pa.DataType) -> str:
-    return name if not path else f"{path}.{name}" if pt.is_struct(kind) else path + name
-
-
-def _inner(kind: pa.DataType) -> list[tuple[str, pa.DataType]]:
-    if pt.is_struct(kind):
-        return [(field.name, field.type) for field in kind]
-    if pt.is_map(kind):
-        return [("{}", kind.item_type)]
-    return [("[]", kind.value_type)] if is_list(kind) else []
-
-
-def _family(kind: pa.DataType) -> str:
-    return "map" if pt.is_map(kind) else "list" if is_list(kind) else "struct" if pt.is_struct(kind) else ""
-
-
-def _brief(kind: pa.DataType) -> str:
-    return _family(kind) or str(kind)
-
-
-def _list_of(like: pa.DataType, item: pa.Field) -> pa.DataType:
-    return pa.large_list(item) if pt.is_large_list(like) else pa.list_(item)
 
 
 def union_array(kind: pa.DataType, arrays: Sequence[pa.Array]) -> pa.Array:
