@@ -20,6 +20,7 @@ from strandline.errors import JobFailed, StorageError
 from strandline.followers.committer import begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
+from strandline.followers.pieces import Pieces
 from strandline.followers.run import Follower
 from strandline.followers.table_route import Observer, StoredRange, TableRoute
 from strandline.log.object import ObjectLog
@@ -71,7 +72,7 @@ def route(log: ObjectLog, place: Path, workers: InProcess | None = None) -> tupl
     committer = begin(log, sink, None, start="beginning", holder="me")
     assert committer.table is not None
     commits = Commits([])
-    return TableRoute(log, committer, committer.table, workers or InProcess(), CLOCK, commits), commits
+    return TableRoute(log, committer, committer.table, Pieces(log), workers or InProcess(), CLOCK, commits), commits
 
 
 def everything(log: ObjectLog) -> tuple[Sequence[Span], Cursor, Cursor]:

@@ -31,7 +31,6 @@ from strandline.tier.copy.segment_files import (
     load_tail,
     partition_prefix,
     plan_segment,
-    put_segment,
     seal_of,
     segment_path,
     verify_segment,
@@ -88,7 +87,7 @@ def stored(
         writer.add(numbered, term=number // 2, listed=1_000 * number)
         batches += numbered
     encoded = writer.finish(log_id=PARTITION.topic_id, partition=PARTITION.partition, segment=id.id)
-    put_segment(store, segment_path(id, start), encoded)
+    store.put(segment_path(id, start), encoded.parts)
     return told(encoded, id), pa.Table.from_batches(batches)
 
 
@@ -131,8 +130,10 @@ def test_listing_gives_the_segments_of_a_partition_in_order_and_nothing_else() -
     for name in ("notes.txt", "20-3.parquet", f"{'1' * 20}-{'z' * 36}.parquet", f"{'1' * 20}-{'-' * 36}.parquet"):
         store.put(partition_prefix(UUID(int=77), 2) + name, b"x")
     found = list(list_segments(store, UUID(int=77), 2))
-    assert [(row.start, row.id.int) for row in found] == [(20, 2), (20, 3), (300, 1)]
-    assert {(row.log_id, row.partition, row.info.size) for row in found} == {(UUID(int=77), 2, 1)}
+    assert [(row.info.path, row.id.int, row.info.size) for row in found] == [
+        (segment_path(SegmentId(PARTITION, UUID(int=number)), start), number, 1)
+        for start, number in ((20, 2), (20, 3), (300, 1))
+    ]
 
 
 # --- checking --------------------------------------------------------------------------------------------------

@@ -110,11 +110,8 @@ class _IntoTable:
 
     log: Log
     sink: Sink
-    _pieces: Pieces = field(init=False)
+    pieces: Pieces
     _sizes: DecodedSizes = field(default_factory=DecodedSizes)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_pieces", Pieces(self.log))
 
     def receive(self, since: Cursor, limit: Limit) -> events.Received | None:
         spans = self.log.plan(since, limit)
@@ -160,7 +157,7 @@ class _IntoTable:
 
     def store(self, chunks: Sequence[events.SourceDelivery], since: Cursor, upto: Cursor) -> None:
         fetched = [one for chunk in chunks for one in chunk]
-        self._pieces.store(fetched, since, upto, after=lambda _, one: one[0], commit=self._apply)
+        self.pieces.store(fetched, since, upto, after=lambda _, one: one[0], commit=self._apply)
 
     def _apply(self, fetched: Sequence[Fetched], since: Cursor, upto: Cursor) -> None:
         batches = [batch for _, part in fetched for batch in part]
@@ -219,9 +216,10 @@ class Follower:
             raise TypeError("A copy follows pushed batches, and a table follows a log.")
         elif isinstance(sink, SinkCommitter) and sink.table is not None and not log.counts_batches:
             most = self.engine.batching.bytes
-            self._route = TableRoute(log, sink, sink.table, self.workers, self.clock, self.observer, most)
+            self._route = TableRoute(log, sink, sink.table, Pieces(log), self.workers, self.clock, self.observer, most)
         else:
-            self._route = _IntoTable(log, sink)  # or its offsets are batches, and not records that workers could count
+            # Also if its offsets are batches, and not records that workers could count.
+            self._route = _IntoTable(log, sink, Pieces(log))
 
     def begin(self, cursor: Cursor) -> None:
         """Resume at this cursor, which is the sink's own."""

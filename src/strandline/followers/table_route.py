@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from strandline.errors import NotFound
@@ -53,15 +53,12 @@ class TableRoute:
     log: Log
     committer: SinkCommitter
     table: TableSink
+    pieces: Pieces
     workers: Workers
     clock: Clock
     observer: Observer
     most: int | None = None
     """Bytes in memory that the records of a commit may take; a batch is not divided."""
-    _pieces: Pieces = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_pieces", Pieces(self.log))
 
     def receive(self, since: Cursor, limit: Limit) -> events.Received | None:
         """The next spans: ``limit.bytes`` bounds what their records take in memory, as far as that is known."""
@@ -77,7 +74,7 @@ class TableRoute:
     def store(self, chunks: Sequence[events.SourceDelivery], since: Cursor, upto: Cursor) -> None:
         """Commit a range; in several commits, one after the other, if it takes more memory than was estimated."""
         spans = [span for chunk in chunks for span in chunk]
-        self._pieces.store(spans, since, upto, after=cursor_after, commit=self._commit, within=self._within)
+        self.pieces.store(spans, since, upto, after=cursor_after, commit=self._commit, within=self._within)
 
     def _within(self, spans: Sequence[Span]) -> Sequence[Span]:
         return self.workers.sizes.within(spans, self.most)

@@ -348,13 +348,13 @@ class FaultyStore:
         return self.faults.late > 0 or any(rates.late > 0 for rates in self._per_operation.values())
 
 
+_FAILURES: Final[Mapping[Fault, str]] = {
+    "before": "The store could not be reached for {}.",
+    "after": "The answer to {} was lost.",
+    "late": "No answer to {} arrived in time.",
+    "throttled": "The store throttles (503 SlowDown) for {}.",
+}
+
+
 def _failure(fault: Fault, name: OperationName, where: str) -> TransientStorageError:
-    match fault:
-        case "before":
-            return TransientStorageError(f"The store could not be reached for {name} of {where}.")
-        case "after":
-            return TransientStorageError(f"The answer to {name} of {where} was lost.")
-        case "late":
-            return TransientStorageError(f"No answer to {name} of {where} arrived in time.")
-        case "throttled":
-            return TransientStorageError(f"The store throttles (503 SlowDown) for {name} of {where}.")
+    return TransientStorageError(_FAILURES[fault].format(f"{name} of {where}"))

@@ -22,7 +22,6 @@ from strandline.tier.copy.segment_files import (
     check_stored,
     listed_batches,
     plan_segment,
-    put_segment,
     segment_path,
     verify_segment,
 )
@@ -76,7 +75,7 @@ class Copier:
         """
 
         def store(segment: SegmentMetadata) -> None:
-            put_segment(self.ledger.store, segment_path(segment.segment, segment.start), encoded)
+            self.ledger.store.put(segment_path(segment.segment, segment.start), encoded.parts)
             verify_segment(self.ledger.store, segment)
 
         return self._publish(slot, encoded.facts, encoded.seal, store, follows=follows)

@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import pyarrow as pa
@@ -24,7 +24,6 @@ from strandline.formats.segment.file import (
     decode_tail,
 )
 from strandline.formats.segment.records import decode_group
-from strandline.formats.segment.writer import EncodedSegment
 from strandline.log.read.planning import clipped, known_columns, plan_entries
 from strandline.model.cursor import NO_LIMIT, Limit, RecordRange
 from strandline.model.records import READ_SCHEMA
@@ -37,7 +36,7 @@ _CHUNK_BYTES: Final = 8 << 20
 _HOLE: Final = 16 << 10
 """Ranges no further apart are read in one request: unneeded bytes cost less than another request."""
 _KEPT_TAILS: Final = 16 << 20
-_NAME: Final = re.compile(r"([0-9a-f-]{36})/(0|[1-9][0-9]{0,9})/([0-9]{20})-([0-9a-f-]{36})\.parquet")
+_NAME: Final = re.compile(r"[0-9a-f-]{36}/[0-9]+/[0-9]{20}-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.parquet")
 
 
 def partition_prefix(log_id: UUID, partition: int) -> str:
@@ -55,14 +54,10 @@ def segment_path(segment: SegmentId, start: int) -> str:
     return f"{partition_prefix(partition.topic_id, partition.partition)}{start:020d}-{segment.id}.parquet"
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentObject:
+class SegmentObject(NamedTuple):
     """An object whose path is that of a segment."""
 
     info: ObjectInfo
-    log_id: UUID
-    partition: int
-    start: int
     id: UUID
 
 
@@ -70,18 +65,8 @@ def list_segments(store: ObjectStore, log_id: UUID, partition: int) -> Iterator[
     """The objects of a partition with the path of a segment, by start; other objects are ignored."""
     for info in store.list(partition_prefix(log_id, partition)):
         found = _NAME.fullmatch(info.path)
-        if found is None:
-            continue
-        try:
-            log, number, start, segment = UUID(found[1]), int(found[2]), int(found[3]), UUID(found[4])
-        except ValueError:
-            continue
-        yield SegmentObject(info, log, number, start, segment)
-
-
-def put_segment(store: ObjectStore, path: str, encoded: EncodedSegment) -> None:
-    """Durably store a segment. Idempotent: no two segments have the same path."""
-    store.put(path, encoded.parts)
+        if found is not None:
+            yield SegmentObject(info, UUID(found[1]))
 
 
 def verify_segment(store: ObjectStore, segment: SegmentMetadata) -> SegmentFacts:

@@ -21,7 +21,6 @@ from strandline.tier.copy.segment_files import (
     listed_batches,
     load_tail,
     plan_segment,
-    put_segment,
     segment_path,
     verify_stored,
 )
@@ -40,7 +39,7 @@ class StoredSegment:
 def stored(store: ObjectStore, segment: SegmentId, encoded: EncodedSegment, erased: int = 0) -> StoredSegment:
     """Store a segment, and read it again."""
     path = segment_path(segment, encoded.facts.start)
-    put_segment(store, path, encoded)
+    store.put(path, encoded.parts)
     verify_stored(store, path, encoded.seal)
     return StoredSegment(encoded.facts, encoded.seal, erased)
 

@@ -84,7 +84,7 @@ class MetadataManager(Closing):
         self._closing = threading.Lock()
         self._origin = Origin("The metadata manager", self)
         # Its threads do not refer to the manager: one that is dropped unclosed is garbage-collected, and ends them.
-        dropped = weakref.finalize(self, self._rounds.halt)
+        dropped = weakref.finalize(self, self._rounds.closed.set)
         call_in_child(self, lambda _: dropped.detach())
         self._rounds.start()
 

@@ -60,10 +60,6 @@ class MetadataRounds:
             for thread in self._threads:
                 thread.start()
 
-    def halt(self) -> None:
-        """Begin no further round. Takes no lock and does not wait: the garbage collector may call it."""
-        self.closed.set()
-
     def join(self) -> None:
         """Wait until the threads have ended."""
         for thread in self._threads:
