@@ -19,6 +19,17 @@ from strandline.testing.simdisk.explore import Check, Explored, N, Workload, _bl
 _Parts: TypeAlias = Sequence[bytes | memoryview]
 
 
+class OneFile:
+    """The part of a disk that reads a file, for bytes in memory."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self._data = bytes(data)
+
+    def read(self, _path: str, start: int = 0, length: int | None = None) -> bytes:
+        """Bytes of the file."""
+        return self._data[start:] if length is None else self._data[start : start + length]
+
+
 class _PassingDisk:
     """Passes every call on to another disk."""
 

@@ -24,14 +24,16 @@ from strandline.formats.wal.frame import (
     MAX_PAYLOAD,
     TRAILER_SIZE,
     Ending,
+    Frame,
     FrameInfo,
     FrameScanner,
     decode_frame,
     encode_frame,
-    frames_beyond,
     read_header,
 )
+from strandline.log.wal.recover.walk import walk
 from strandline.model.records import RECORD_SCHEMA, record_batch
+from tests.disks import OneFile
 from tests.formats.forging import some_records
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "frames.json").read_text())
@@ -222,13 +224,19 @@ def test_a_header_can_be_read_before_its_payload():
 # --- past the damage -------------------------------------------------------------------------------------------
 
 
+def frames_beyond(data):
+    """All frames in bytes that begin with damage."""
+    pieces = walk("it", len(data), is_own=lambda info: info.durable < info.first, disk=OneFile(data))
+    return [piece for piece in pieces if isinstance(piece, Frame)]
+
+
 def test_frames_past_the_damage_are_found_wherever_they_begin():
     later = [frame(FrameInfo(1, number, 2, 0, 0)) for number in (5, 6)]
     for damage in (b"x", b"RDLW", b"RDLW\x04", bytes(1000), frame()[:-1], frame()[:HEADER_SIZE], frame()[9:]):
-        found = list(frames_beyond(memoryview(damage + later[0] + b"?" + later[1]), origin=90))
+        found = frames_beyond(damage + later[0] + b"?" + later[1])
         assert [(one.info.first, one.start) for one in found] == [
-            (5, 90 + len(damage)),
-            (6, 91 + len(damage) + len(later[0])),
+            (5, len(damage)),
+            (6, 1 + len(damage) + len(later[0])),
         ]
 
 
@@ -237,7 +245,7 @@ def test_a_frame_with_a_damaged_payload_is_passed_by_its_own_length():
     inner = record_batch(timestamps=[1], ops=[0], keys=[b"k"], values=[frame(FrameInfo(1, 99, 2, 0, 98))])
     outer = bytearray(frame(FrameInfo(1, 4, 1, 0, 3), inner))
     outer[HEADER_SIZE + 100] ^= 1
-    found = list(frames_beyond(memoryview(bytes(outer) + empty_frame(5))))
+    found = frames_beyond(bytes(outer) + empty_frame(5))
     assert [one.info.first for one in found] == [5]
 
 
@@ -256,7 +264,7 @@ def test_searching_past_damage_takes_time_proportional_to_the_bytes(monkeypatch)
         return crc32c(part, value)
 
     monkeypatch.setattr("strandline.formats.wal.frame.crc32c", counting)
-    assert list(frames_beyond(data)) == []
+    assert frames_beyond(data) == []
     assert sum(looked_at) < 10 * len(data)
 
 
@@ -267,7 +275,7 @@ def decode_all(data: bytes) -> object:
     """Decode all frames as a reader does: every accepted frame must be safe to read."""
     scanner = FrameScanner(memoryview(data))
     blocks = [decode_frame(found, "it") for found in scanner]
-    list(frames_beyond(memoryview(data)[scanner.stop.at :]))
+    frames_beyond(data[scanner.stop.at :])
     for block in blocks:
         for batch in block.batches:
             assert batch.schema.equals(RECORD_SCHEMA)

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 from zlib import crc32
 
@@ -85,11 +85,11 @@ from strandline.formats.wal.frame import (
     HEADER_SIZE,
     TRAILER_SIZE,
     Ending,
+    Frame,
     FrameInfo,
     FrameScanner,
     decode_frame,
     encode_frame,
-    frames_beyond,
 )
 from strandline.formats.wal.index import INDEX_LEAD, IndexEntry, decode_index, encode_entry, new_chain
 from strandline.formats.wal.mark import Mark, decode_mark, encode_mark
@@ -97,6 +97,7 @@ from strandline.kv.nats.headers import parse_headers
 from strandline.log.contract import Receipt
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.log.wal.migrated_spool import decode_migrated, encode_migrated
+from strandline.log.wal.recover.walk import walk
 from strandline.model.cursor import Cursor
 from strandline.model.head import MetadataRange, QueueManifest, SourceProof, WriterState, proven
 from strandline.model.node import Heartbeat, Membership, NodeState, Peer, Trouble
@@ -141,6 +142,7 @@ from strandline.node.messages import (
     TimedOut,
     Topology,
 )
+from strandline.storage.disk import Disk
 from strandline.storage.lease import LeaseCodec, LeaseState
 from strandline.tables.delta.history import Application, parse_commit
 from strandline.tier.attachment import COLD_CODEC
@@ -149,6 +151,7 @@ from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.cache_tables import SCHEMAS
 from strandline.values import Avro, Debezium, Json, Protobuf
 from strandline.values.recorded import as_version, codec_of
+from tests.disks import OneFile
 from tests.formats.forging import (
     CHECKSUM,
     FOOTER,
@@ -247,8 +250,8 @@ def _read_frames(data: bytes) -> None:
         if frame.info.flags & 1:
             lead_of(block.metadata, "x")
     if scanner.stop.ending is not Ending.CLEAN:
-        for frame in frames_beyond(memoryview(data)[scanner.stop.at :], origin=scanner.stop.at):
-            assert frame.end <= len(data)
+        for piece in walk("x", len(data), is_own=lambda _: True, disk=cast("Disk", OneFile(data))):
+            assert (piece.end if isinstance(piece, Frame) else piece.upto) <= len(data)
         raise CorruptData(scanner.stop.why)
 
 

@@ -172,7 +172,7 @@ class TestTheBytes:
 
     def test_a_location_that_leads_elsewhere_is_damage(self):
         data = PointerCodec().encode(STATE).replace(b"payloads/0000000000000002/", b"payloads/../elsewhere/")
-        with pytest.raises(CorruptData, match="payloads|matching regex"):
+        with pytest.raises(CorruptData, match="payloads"):
             PointerCodec().decode(data, "x")
 
 

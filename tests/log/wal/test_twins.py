@@ -236,7 +236,7 @@ def test_a_twin_that_continues_after_a_failed_sync_is_caught(monkeypatch):
 
     def carelessly(self, group, unsettled=None):
         try:
-            self._finish(self._write(group.items))
+            self._steps.finish(self._steps.write(group.items))
         except StorageError:
             self.next = group.items[0].first
             group.settle(lambda: StorageError("the sync failed"))

@@ -23,7 +23,7 @@ from strandline.log.wal.names import firsts_in, salt_of
 from strandline.log.wal.recover.manual_repair import plan_repair, repair_log
 from strandline.log.wal.recover.repair import rebuild_index
 from strandline.log.wal.recover.verify import WalVerification, verify
-from strandline.log.wal.recover.walk import Hole, walk
+from strandline.log.wal.recover.walk import Hole, frames_of, walk
 from strandline.model.head import WriterId
 from strandline.model.records import Op, record_batch
 from strandline.storage.clock import CLOCK
@@ -535,16 +535,16 @@ def test_a_file_is_read_in_windows_and_a_large_frame_as_a_whole(tmp_path: Path) 
         log_id = log.log_id
     path = str(files(folder)[0])
     size = DISK.size(path)
-    everything = list(walk(path, size, salt=salt_of(log_id), disk=DISK))
+    everything = list(walk(path, size, is_own=frames_of(log_id), disk=DISK))
     assert len(everything) == 7
     for window in (1, 64, 700, 1000, 65_536, 1 << 23):
         disk = Meddled(lambda _: None)
-        assert list(walk(path, size, salt=salt_of(log_id), disk=disk, window=window)) == everything
+        assert list(walk(path, size, is_own=frames_of(log_id), disk=disk, window=window)) == everything
         assert max(disk.lengths) <= max(window, 302_000)
     flip(Path(path), 200_000)
     flip(Path(path), size - 10)
     for window in (64, 1000, 1 << 23):
-        found = list(walk(path, size, salt=salt_of(log_id), disk=DISK, window=window))
+        found = list(walk(path, size, is_own=frames_of(log_id), disk=DISK, window=window))
         holes = [piece for piece in found if isinstance(piece, Hole)]
         assert [hole.upto for hole in holes] == [everything[3].start, size]  # type: ignore[union-attr]
         assert len(found) == 7
@@ -557,7 +557,7 @@ def test_the_next_frame_is_found_past_damage_though_its_first_bytes_lie_in_two_w
     flip(path, frames[5].start + 10)  # a header: where its frame ends is not known
     away = frames[6].start - frames[5].start - 1
     for window in range(away, away + 7):
-        found = walk(str(path), size, salt=salt_of(log_id), disk=DISK, window=window)
+        found = walk(str(path), size, is_own=frames_of(log_id), disk=DISK, window=window)
         (hole,) = (piece for piece in found if isinstance(piece, Hole))
         assert (hole.at, hole.upto) == (frames[5].start, frames[6].start)
 

@@ -22,12 +22,10 @@ from strandline.formats.wal.frame import (
     Ending,
     Frame,
     FrameInfo,
-    FrameScanner,
-    Stop,
     decode_frame,
     encode_frame,
-    frames_beyond,
 )
+from strandline.log.wal.recover.walk import Hole, walk
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, TIMESTAMP, no_headers
@@ -192,9 +190,21 @@ class _Replay:
     keeps: bool = True
     """Whether the state is kept; otherwise the frames are only checked."""
 
+    @property
+    def expected(self) -> int:
+        """The number of the next frame."""
+        return 1 if self.seen is None else self.seen.frames + 1
+
+    def is_own(self, info: FrameInfo) -> bool:
+        return self.seen is None or (info.term == self.seen.term and info.first >= self.expected)
+
     def fits(self, frame: Frame) -> bool:
-        expected = 1 if self.seen is None else self.seen.frames + 1
-        return frame.info.first == expected and (self.seen is None or frame.info.term == self.seen.term)
+        return frame.info.first == self.expected and self.is_own(frame.info)
+
+    def note(self, info: FrameInfo) -> None:
+        """Note what a frame behind damage marks as durable."""
+        if self.is_own(info):
+            self.mark = max(self.mark, info.durable)
 
     def take(self, frame: Frame) -> None:
         info = frame.info
@@ -228,52 +238,39 @@ def read_content(path: str, *, disk: Disk, keeps: bool = True) -> Content:
     """
     size = disk.size(path)
     replay = _Replay(Content(path), keeps=keeps)
-    stop = _replay(replay, path, size, disk)
+    broken: Hole | None = None
+    for piece in walk(path, size, is_own=replay.is_own, disk=disk, window=_WINDOW):
+        if isinstance(piece, Hole):
+            broken = broken or piece
+        elif broken is None and replay.fits(piece):
+            replay.take(piece)
+        else:
+            broken = broken or Hole(piece.start, piece.end, "the frame there is not the next one", Ending.DAMAGED)
+            replay.note(piece.info)
     content = replay.content
-    if stop.ending is Ending.CLEAN and content.place == replay.seen:
-        return content
-    rest = memoryview(disk.read(path, stop.at))
-    _judge(replay, stop, rest)
-    content.torn, content.why = size - content.size, stop.why
+    if broken is not None:
+        _judge(replay, broken, disk)
+    if broken is not None or content.place != replay.seen:
+        content.torn, content.why = size - content.size, "the bytes end" if broken is None else broken.why
     return content
 
 
-def _replay(replay: _Replay, path: str, size: int, disk: Disk) -> Stop:
-    at, wanted = 0, _WINDOW
-    while True:
-        data = disk.read(path, at, wanted)
-        scanner = FrameScanner(memoryview(data), origin=at)
-        for frame in scanner:
-            if not replay.fits(frame):
-                return Stop(Ending.DAMAGED, frame.start, "the frame there is not the next one")
-            replay.take(frame)
-        stop = scanner.stop
-        over = at + len(data) >= size or not data
-        if over or stop.ending not in (Ending.CLEAN, Ending.TORN) or stop.at + stop.needs > size:
-            return stop
-        at, wanted = stop.at, max(_WINDOW, stop.needs)
-
-
-def _judge(replay: _Replay, stop: Stop, rest: memoryview) -> None:
+def _judge(replay: _Replay, broken: Hole, disk: Disk) -> None:
     """Raise unless a crash can have left the end of the file."""
-    path, seen = replay.content.path, replay.seen
-    if stop.ending is Ending.UNSUPPORTED:
+    path = replay.content.path
+    if broken.ending is Ending.UNSUPPORTED:
         raise UnsupportedVersion(
-            f"{path} cannot be read at byte {stop.at} by this program: {stop.why}. Nothing was changed; use the "
+            f"{path} cannot be read at byte {broken.at} by this program: {broken.why}. Nothing was changed; use the "
             "strandline that wrote it."
         )
-    missing = 1 if seen is None else seen.frames + 1
-    mark = replay.mark
-    for frame in frames_beyond(rest, origin=stop.at):
-        if seen is None or (frame.info.term == seen.term and frame.info.first >= missing):
-            mark = max(mark, frame.info.durable)
-    if mark >= missing:
+    if replay.mark >= replay.expected:
         raise CorruptData(
-            f"{path} is damaged at byte {stop.at}: {stop.why}, and that frame was durable. Nothing was changed; "
+            f"{path} is damaged at byte {broken.at}: {broken.why}, and that frame was durable. Nothing was changed; "
             "restore the file, or remove its folder and let the store be built again."
         )
-    if seen is None and not all(found in (0, expected) for found, expected in zip(rest, MAGIC, strict=False)):
-        raise CorruptData(f"{path} is damaged at byte 0, or no store at all: {stop.why}. Nothing was changed.")
+    rest = disk.read(path, broken.at, len(MAGIC))
+    if replay.seen is None and not all(found in (0, known) for found, known in zip(rest, MAGIC, strict=False)):
+        raise CorruptData(f"{path} is damaged at byte 0, or no store at all: {broken.why}. Nothing was changed.")
 
 
 def _position(metadata: dict[bytes, bytes], where: str) -> StorePosition:

@@ -7,7 +7,6 @@ frame.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,9 +31,6 @@ _TRAILER = struct.Struct("<II")
 HEADER_SIZE: Final = _HEADER.size + _CHECKSUM.size
 TRAILER_SIZE: Final = _TRAILER.size
 _LEAD: Final = MAGIC + bytes([VERSION])
-_BEGINNING: Final = re.compile(re.escape(_LEAD))
-READS_PER_BYTE: Final = 4
-"""Average number of reads of a byte while searching frames past damage; bounds the work on hostile bytes."""
 _SMALL: Final = 32 << 10
 """A frame with a payload up to this size is one piece: a copy costs less than handling its parts."""
 _COMPRESSIONS: Final = frozenset(Compression)
@@ -175,30 +171,6 @@ def read_header(data: memoryview) -> FrameInfo | None:
     """The header at the beginning of these bytes; None unless it is whole and valid."""
     found = _header_at(data, 0, 0)
     return None if isinstance(found, Stop) else found[0]
-
-
-def frames_beyond(data: memoryview, *, origin: int = 0) -> Iterator[Frame]:
-    """Every whole frame in bytes that begin with damage; each byte is read a few times.
-
-    A value may contain bytes that look like a frame: the caller must recognise its own.
-    """
-    at, budget = 0, READS_PER_BYTE * len(data)
-    while (match := _BEGINNING.search(data, at)) is not None:
-        at = match.start()
-        found = _frame_at(data, at, origin)
-        if isinstance(found, Frame):
-            yield found
-            at = found.end - origin
-            continue
-        header = _header_at(data, at, origin + at)
-        after = at + 1 if isinstance(header, Stop) else at + HEADER_SIZE + header[1] + TRAILER_SIZE
-        budget -= after - at
-        # The header is valid but the payload is not: the next frame begins after the payload, unless bytes are missing.
-        at = after if after <= len(data) and (budget < 0 or _begins(data, after)) else at + 1
-
-
-def _begins(data: memoryview, at: int) -> bool:
-    return at == len(data) or not isinstance(_header_at(data, at, at), Stop)
 
 
 def _frame_at(data: memoryview, at: int, origin: int) -> Frame | Stop:

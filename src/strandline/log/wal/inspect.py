@@ -16,10 +16,10 @@ from strandline.formats.wal.folder import SlotsFile, append_of
 from strandline.formats.wal.frame import Frame
 from strandline.formats.wal.index import decode_index, new_chain
 from strandline.formats.wal.mark import Mark
-from strandline.log.wal.names import TORN, data_name, firsts_in, index_name, read_holder, salt_of
+from strandline.log.wal.names import TORN, data_name, firsts_in, index_name, read_holder
 from strandline.log.wal.read.watermark import MARK_READS, read_mark
 from strandline.log.wal.recover.scan_tail import examine_files, read_log_json, read_slots_file
-from strandline.log.wal.recover.walk import Hole, walk
+from strandline.log.wal.recover.walk import Hole, frames_of, walk
 from strandline.storage.clock import boot_id
 from strandline.storage.disk import DISK, Disk, FolderRow
 
@@ -202,11 +202,11 @@ def _slots(kept: SlotsFile) -> list[WalSlotRow]:
 
 def frames(found: WalFolder, *, disk: Disk = DISK) -> Iterator[FrameRow]:
     """Every frame of every file, in order, fully checked."""
-    salt = salt_of(_NO_LOG if found.log_id is None else UUID(found.log_id))
+    is_own = frames_of(_NO_LOG if found.log_id is None else UUID(found.log_id))
     for file in found.files:
         path = f"{found.folder}/{file.file}"
         try:
-            for piece in walk(path, disk.size(path), salt=salt, disk=disk):
+            for piece in walk(path, disk.size(path), is_own=is_own, disk=disk):
                 yield _hole(file.file, piece) if isinstance(piece, Hole) else _frame(file.file, piece)
         except NotFound:
             continue  # trimmed meanwhile

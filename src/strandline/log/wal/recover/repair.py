@@ -27,13 +27,12 @@ from strandline.log.wal.names import (
     data_name,
     firsts_in,
     index_name,
-    salt_of,
     torn_name,
 )
 from strandline.log.wal.read.catalog import damaged_file
 from strandline.log.wal.recover.checks import FileCheck
 from strandline.log.wal.recover.scan_tail import Examined, Torn
-from strandline.log.wal.recover.walk import walk
+from strandline.log.wal.recover.walk import frames_of, walk
 from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import IndexWriter, JournalPosition, encode_lead
 from strandline.storage.clock import Chance
@@ -124,7 +123,7 @@ def rebuild_index(folder: str, log_id: UUID, first: int, *, disk: Disk) -> None:
     path = f"{folder}/{data_name(first)}"
     size = disk.size(path)
     check = FileCheck(path, first, size, log_id=log_id)
-    pieces = walk(path, size, salt=salt_of(log_id), disk=disk)
+    pieces = walk(path, size, is_own=frames_of(log_id), disk=disk)
     rows = [found for piece in pieces if (found := check.take(piece)) is not None]
     check.refuse()
     index = IndexWriter(folder, first, Index([], 0, new_chain(log_id, first)), check.begins, disk=disk)

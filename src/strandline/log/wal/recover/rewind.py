@@ -43,7 +43,7 @@ from strandline.log.wal.recover.scan_tail import (
     read_log_json,
     read_slots_file,
 )
-from strandline.log.wal.recover.walk import walk
+from strandline.log.wal.recover.walk import frames_of, walk
 from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.log.writers.numbered import forget_silent
@@ -140,12 +140,12 @@ class _RewindCut(NamedTuple):
 
 def _find_cut(folder: str, found: Examined, to: int, *, disk: Disk) -> _RewindCut:
     """Read the file with an offset up to there, and check all of it."""
-    log_id, salt = found.log_id, salt_of(found.log_id)
+    log_id = found.log_id
     first = max(first for first in found.firsts if first <= to)
     path = f"{folder}/{data_name(first)}"
     size = disk.size(path)
     check = FileCheck(path, first, size, log_id=log_id)
-    for piece in walk(path, size, salt=salt, disk=disk):
+    for piece in walk(path, size, is_own=frames_of(log_id), disk=disk):
         holds = isinstance(piece, Frame) and piece.info.first + piece.info.count > to + 1
         place = replace(check.place, writers=dict(check.place.writers)) if holds else check.place
         check.take(piece)

@@ -13,11 +13,11 @@ from strandline.formats.wal.folder import SlotsFile, decode_slots_file, decode_w
 from strandline.formats.wal.index import Index, decode_index, new_chain
 from strandline.log.findings import FindingKind
 from strandline.log.folders import FolderKind, check_missing
-from strandline.log.wal.names import IDENTITY, SLOTS_FILE, data_name, firsts_in, index_name, salt_of
+from strandline.log.wal.names import IDENTITY, SLOTS_FILE, data_name, firsts_in, index_name
 from strandline.log.wal.read.catalog import Located, damaged_file
 from strandline.log.wal.read.watermark import read_mark
 from strandline.log.wal.recover.checks import FileCheck, tail_problems
-from strandline.log.wal.recover.walk import walk
+from strandline.log.wal.recover.walk import frames_of, walk
 from strandline.log.wal.write.journal import JournalPosition
 from strandline.log.writers.numbered import forget_silent
 from strandline.model.head import WriterId, WriterState
@@ -148,9 +148,9 @@ def _scan_tail(
 ) -> tuple[FileCheck, Index, list[LocatedFrame]]:
     """A file's first frame, its index, and the frames after the last entry of that."""
     path = f"{folder}/{data_name(first)}"
-    size, salt = disk.size(path), salt_of(log_id)
+    size, is_own = disk.size(path), frames_of(log_id)
     check = FileCheck(path, first, size, log_id=log_id)
-    for piece in walk(path, size, salt=salt, disk=disk, window=_LEAD_WINDOW):
+    for piece in walk(path, size, is_own=is_own, disk=disk, window=_LEAD_WINDOW):
         check.take(piece)
         break
     index = read_index(folder, log_id, first, disk=disk) if use_index else Index([], 0, new_chain(log_id, first))
@@ -158,7 +158,7 @@ def _scan_tail(
         check.skip(index.entries)
         if check.at > size:
             raise damaged_file(path, size, f"it ends there, and was durable up to byte {check.at}")
-    pieces = walk(path, size, salt=salt, disk=disk, start=check.at)
+    pieces = walk(path, size, is_own=is_own, disk=disk, start=check.at)
     unindexed = [found for piece in pieces if (found := check.take(piece)) is not None]
     check.done()
     return check, index, unindexed

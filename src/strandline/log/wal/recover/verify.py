@@ -21,7 +21,7 @@ from strandline.log.wal.migrated_spool import MIGRATED
 from strandline.log.wal.read.watermark import MARK_READS, read_mark
 from strandline.log.wal.recover.checks import FileCheck, judge_closed, judge_last, judge_slots
 from strandline.log.wal.recover.scan_tail import read_identity, read_slots_file
-from strandline.log.wal.recover.walk import WINDOW, walk
+from strandline.log.wal.recover.walk import WINDOW, frames_of, walk
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.segments import COLD_FILE, COLD_FOLDER
 from strandline.model.times import TOLERANCE
@@ -213,7 +213,7 @@ class _Verifier:
         size = self._disk.size(path)
         index = decode_index(data or b"", new_chain(log_id, first))
         check = FileCheck(path, first, size, log_id=log_id, term=term, index=index)
-        for found in walk(path, size, salt=names.salt_of(log_id), disk=self._disk):
+        for found in walk(path, size, is_own=frames_of(log_id), disk=self._disk):
             before = check.at
             check.take(found)
             self._on_progress(check.at - before)
