@@ -548,7 +548,6 @@ _ANSWERS: dict[str, tuple[Any, ...]] = {
     "registration": (_reader(Registration), write_record(Registration(_TOPOLOGY, 3))),
     "resume": (
         read_resume,
-        read_status,
         *map(write_resume, (PartialResync(_CURSOR), Rewind(3, 1), FullRebootstrap(Cause.WAL_REMOVED))),
     ),
     "report": (
