@@ -33,6 +33,7 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.records import conform
 from strandline.storage.disk import DISK, Disk
+from strandline.storage.env import Env
 from tests.disks import SlowSyncDisk
 
 _ROUNDS = 5
@@ -53,7 +54,7 @@ _PRUNED = 4_000
 @contextmanager
 def _opened(folder: str, disk: Disk = DISK) -> Iterator[WriteAheadLog]:
     """A new log in a folder of its own."""
-    with WriteAheadLog.open(f"{folder}/wal-{time.monotonic_ns()}", disk=disk) as wal:
+    with WriteAheadLog.open(f"{folder}/wal-{time.monotonic_ns()}", env=Env(disk=disk)) as wal:
         yield wal
 
 

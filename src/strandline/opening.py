@@ -19,7 +19,7 @@ from strandline.model.retention import Retention, SlotLimits
 from strandline.node.flight.client.node_channels import ReadFrom
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
-from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.tier.opening import tiered
 from strandline.tier.read.tiered_log import TieredLog
@@ -43,7 +43,7 @@ def open_url(
     *,
     format: NamedFormat,
     options: Mapping[str, str] | None = ...,
-    clock: Clock = ...,
+    env: Env = ...,
 ) -> QueueLog: ...
 
 
@@ -61,7 +61,7 @@ def open_url(
     events_options: Mapping[str, Any] | None = ...,
     security: ClientSecurity | None = ...,
     read_from: ReadFrom = ...,
-    clock: Clock = ...,
+    env: Env = ...,
 ) -> OpenedLog: ...
 
 
@@ -79,7 +79,7 @@ def open_url(
     events_options: Mapping[str, Any] | None = None,
     security: ClientSecurity | None = None,
     read_from: ReadFrom = "primary",
-    clock: Clock = CLOCK,
+    env: Env = SYSTEM,
 ) -> AddressedLog:
     """Open the log at an address. With a cold tier attached, it is read across both tiers.
 
@@ -103,7 +103,7 @@ def open_url(
         events_options: Settings of the Kafka client, if the cold tier's events are in Kafka.
         security: The token, and the certificates, for a node.
         read_from: With the addresses of several nodes: read from the ``"primary"``, or from ``"replicas"`` if possible.
-        clock: The clock, for tests.
+        env: Clock, disk and chance, for tests.
 
     Raises ``NotALog`` if there is none, ``WrongKind`` if something else is there, ``UnsupportedVersion`` if it is newer
     than this program, ``Fenced`` if another process writes the write-ahead log.
@@ -117,7 +117,7 @@ def open_url(
     """
     place = None if isinstance(address, ObjectStore) else log_place(address)
     if format is not None:
-        return open_format(address, format, options=options, clock=clock)
+        return open_format(address, format, options=options, env=env)
     scheme = "file" if place is None else place.scheme
     from_ = None if read_from == "primary" else read_from
     _only(scheme, NODE_SCHEMES, "a node (grpc://)", security=security, read_from=from_)
@@ -127,19 +127,19 @@ def open_url(
         if value is not None:
             raise Unsupported(f"{address} is a node's log: {NO_FORMAT}")
         _only(scheme, (*_STORES, "wal"), "a log that this process creates", create=create or None, options=options)
-        return RemoteLog(place.text, security=security, read_from=read_from, clock=clock)
-    tiers: dict[str, Any] = {"options": options, "events_options": events_options, "clock": clock}
+        return RemoteLog(place.text, security=security, read_from=read_from, env=env)
+    tiers: dict[str, Any] = {"options": options, "events_options": events_options, "env": env}
     if place is None or not place.is_wal or place.folder is None:
         found = open_log(
-            address, create=create, retention=retention, limits=limits, value=value, options=options, clock=clock
+            address, create=create, retention=retention, limits=limits, value=value, options=options, env=env
         )
         return tiered(found, **tiers)
     if read_only:
         _only(scheme, (), "the process that writes the log (without read_only=)", create=create or None)
-        reader = WalReader(place.folder, clock=clock)
+        reader = WalReader(place.folder, env=env)
         reader.check_value(value)
         return tiered(reader, **tiers)
-    log = WalLog.open(place.folder, create=create, value=value, clock=clock)
+    log = WalLog.open(place.folder, create=create, value=value, env=env)
     try:
         return tiered(log, close_hot=True, **tiers)
     except BaseException:

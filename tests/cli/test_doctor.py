@@ -19,6 +19,7 @@ from strandline.cli.doctor.place import RACERS, StoreChecks, disk_line, log_line
 from strandline.errors import NotFound, StorageError, TransientStorageError
 from strandline.log.object import open_log
 from strandline.model.retention import SlotLimits
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ABSENT, Payload, Precondition, Version
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
@@ -210,7 +211,7 @@ def test_a_store_that_fails_for_a_moment_is_not_judged():
 def test_a_clock_that_is_far_off_the_store_s_is_a_warning(off: int, status: CheckStatus, which: str):
     ours = ManualClock()
     theirs = ManualClock(now=ours.now() + off * 1_000_000 + 1)
-    line = said(PlainStore(clock=theirs), clock=ours)["clock"]
+    line = said(PlainStore(clock=theirs), env=Env(clock=ours))["clock"]
     assert line.status is status
     assert which in line.said
 
@@ -218,20 +219,20 @@ def test_a_clock_that_is_far_off_the_store_s_is_a_warning(off: int, status: Chec
 def test_a_store_that_knows_only_whole_seconds_is_not_called_late():
     ours = ManualClock(now=1_700_000_000_900_000)
     theirs = ManualClock(now=1_700_000_000_000_000)
-    assert "within a second" in said(PlainStore(clock=theirs), clock=ours)["clock"].said
+    assert "within a second" in said(PlainStore(clock=theirs), env=Env(clock=ours))["clock"].said
 
 
 # --- the log in it, and the disk -------------------------------------------------------------------------------
 
 
 def log_said(store: PlainStore, clock: ManualClock) -> dict[str, Line]:
-    return {line.what: line for line in log_lines(store, clock=clock)}
+    return {line.what: line for line in log_lines(store, env=Env(clock=clock))}
 
 
 def test_a_log_is_described_and_needed_actions_are_warnings():
     clock, store = ManualClock(), PlainStore()
     assert log_said(store, clock)["log"] == Line(CheckStatus.OK, "log", f"there is none at {store.url} yet")
-    log = open_log(store, create=True, retention="consumed", limits=SlotLimits(idle_seconds=60), clock=clock)
+    log = open_log(store, create=True, retention="consumed", limits=SlotLimits(idle_seconds=60), env=Env(clock=clock))
     append(log, b"a", number=0)
     log.slots.create("billing", 0)
     assert statuses(log_said(store, clock)) == {}
@@ -250,13 +251,13 @@ def test_a_log_is_described_and_needed_actions_are_warnings():
 
 def test_times_ahead_of_this_machine_s_clock_are_reported_with_the_clock_and_the_distance():
     clock, store = ManualClock(), PlainStore()
-    log = open_log(store, create=True, clock=clock)
+    log = open_log(store, create=True, env=Env(clock=clock))
     clock.set_wall(clock.now() + 365 * 86400 * 1_000_000)
     append(log, b"a", number=0)
     log.slots.create("billing", 0)
     log.trim()
     clock.set_wall(clock.now() - 365 * 86400 * 1_000_000)
-    told = [line for line in log_lines(store, clock=clock) if line.what == "times"]
+    told = [line for line in log_lines(store, env=Env(clock=clock)) if line.what == "times"]
     assert {line.status for line in told} == {CheckStatus.WARNING}
     assert all("365 d ahead of this machine's clock" in line.said for line in told)
     assert ["a trimmer's" in told[0].said, "a producer's" in told[1].said, "Slot 'billing'" in told[2].said] == [

@@ -17,6 +17,7 @@ from strandline.log.topic.memory import MemoryTopic
 from strandline.model.segments import ColdTier
 from strandline.node.lead.tiering import NodeColdTier
 from strandline.node.options import TierSettings
+from strandline.storage.env import Env
 from strandline.testing.clock import SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
@@ -72,7 +73,7 @@ class SimulatedColdTier:
             partitions=_PARTITIONS,
         )
         self._store = PlainStore(clock=MachineClock(world.time))
-        self._topic = MemoryTopic(_PARTITIONS, chance=SeededChance(dice.getrandbits(32)))
+        self._topic = MemoryTopic(_PARTITIONS, env=Env(chance=SeededChance(dice.getrandbits(32))))
         self._tiering: list[str] = []
         """Machines in the middle of a round, the innermost last."""
         self._running: str | None = None
@@ -100,7 +101,12 @@ class SimulatedColdTier:
         def opened(url: str, log_id: UUID) -> NodeColdTier:
             del url
             return NodeColdTier(
-                line, log_id, self.settings, open_topic=topic, background=False, clock=machine.clock, chance=chance
+                line,
+                log_id,
+                self.settings,
+                open_topic=topic,
+                background=False,
+                env=Env(clock=machine.clock, chance=chance),
             )
 
         return opened

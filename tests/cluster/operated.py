@@ -20,6 +20,7 @@ from strandline.node.messages import Caller
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
+from strandline.storage.env import Env
 from strandline.testing.clock import SeededChance
 from strandline.testing.faulty import Call
 from strandline.testing.simdisk import CrashMode
@@ -105,7 +106,7 @@ class OperatedWorld(World):
     def _opened(self, machine: Machine, seed: int, *, lead: bool) -> Node:
         name, clock = machine.name, machine.clock
         return Node.open(
-            NodeFolder.open("/node", name, disk=machine.disk, clock=clock, chance=SeededChance(seed + 1)),
+            NodeFolder.open("/node", name, env=Env(disk=machine.disk, clock=clock, chance=SeededChance(seed + 1))),
             NodeOptions(poll_seconds=POLL, nodes={name: name for name in NAMES}, upstream=_UPSTREAM, cold=COLD),
             connect=lambda url: self._reach(name, self.head if url == _UPSTREAM else url),
             create=machine.founds,

@@ -16,6 +16,7 @@ from strandline.node.node import Node
 from strandline.node.node_folder import QUARANTINE, NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.services import Upstream
+from strandline.storage.env import Env
 from strandline.storage.lease import Lease
 from strandline.testing.clock import SeededChance
 from strandline.testing.faulty import FaultyStore
@@ -257,10 +258,12 @@ class World:
             cold=COLD if self.cold else None,
         )
         return Node.open(
-            NodeFolder.open("/node", name, disk=machine.disk, clock=clock, chance=SeededChance(seed + 1)),
+            NodeFolder.open("/node", name, env=Env(disk=machine.disk, clock=clock, chance=SeededChance(seed + 1))),
             options,
             connect=lambda url: self._reach(name, url),
-            lease=Lease(machine.line, "lease", f"{name} {name}", seconds=TERM, clock=clock, chance=SeededChance(seed)),
+            lease=Lease(
+                machine.line, "lease", f"{name} {name}", seconds=TERM, env=Env(clock=clock, chance=SeededChance(seed))
+            ),
             create=machine.founds,
             open_cold=self.cold.opener(machine) if self.cold else None,
             background=False,

@@ -15,6 +15,7 @@ from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Scope, Update, Updates
 from strandline.model.records import Op
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Crash
 
@@ -82,7 +83,11 @@ class Stage:
     def run(self, apply: Callable[[Sequence[Any]], object] | None = None, **options: Any) -> Cursor | None:
         defaults = {"batching": Batching(records=100, window=WINDOW), "on_applied": self.report}
         return watch_applied(
-            self, apply or self.apply, stop=self.stop, clock=self.clock, **{**defaults, **self.options, **options}
+            self,
+            apply or self.apply,
+            stop=self.stop,
+            env=Env(clock=self.clock),
+            **{**defaults, **self.options, **options},
         )
 
     @property

@@ -13,6 +13,7 @@ from strandline.model.sink import StorePosition
 from strandline.model.snapshot import Snapshot
 from strandline.snapshots.sealed import seal, unpack
 from strandline.storage.disk import DISK, Disk
+from strandline.storage.env import SYSTEM, Env
 from strandline.testing.faulty import Crash
 from tests.disks import _PassingDisk
 
@@ -87,23 +88,23 @@ class TinyStore:
         return found
 
     def export_to(self, folder: str, **options) -> Snapshot:
-        state, at, disk = dict(self.state), self.at, options.get("disk", self.disk)
+        state, at, env = dict(self.state), self.at, options.get("env", Env(disk=self.disk))
         assert at is not None
         return seal(
             folder,
             kind=self.kind,
             kind_version=self.version,
             cursor=at,
-            fill=lambda data: self.write(data, state, at, disk),
-            verify=lambda data: self.held(data, disk=disk),
-            **{"disk": disk, **options},
+            fill=lambda data: self.write(data, state, at, env.disk),
+            verify=lambda data: self.held(data, disk=env.disk),
+            **{"env": env, **options},
         )
 
     @classmethod
-    def import_from(cls, snapshot: str, dest: str, *, disk: Disk = DISK, **options) -> TinyStore:
-        verify = lambda folder: cls.held(folder, disk=disk)
-        unpack(snapshot, dest, kind=cls.kind, kind_version=cls.version, verify=verify, disk=disk, **options)
-        return cls(dest, disk=disk)
+    def import_from(cls, snapshot: str, dest: str, *, env: Env = SYSTEM, **options) -> TinyStore:
+        verify = lambda folder: cls.held(folder, disk=env.disk)
+        unpack(snapshot, dest, kind=cls.kind, kind_version=cls.version, verify=verify, env=env, **options)
+        return cls(dest, disk=env.disk)
 
     def close(self) -> None:
         pass

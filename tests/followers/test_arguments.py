@@ -18,7 +18,7 @@ from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Update, Updates
 from strandline.model.records import Op
-from strandline.storage.clock import CLOCK
+from strandline.storage.env import SYSTEM
 
 STREAM = UUID(int=1)
 
@@ -37,7 +37,7 @@ def test_a_store_is_opened_by_path_or_text_alike(kind: Any, tmp_path: Path) -> N
 
 def test_a_batching_that_names_no_window_leaves_the_usual_one() -> None:
     def window(batching: Batching) -> float:
-        watch = AppliedWatch(MemoryKeyValue(), print, None, None, Options(batching=batching), None, CLOCK, asyncio.run)
+        watch = AppliedWatch(MemoryKeyValue(), print, None, None, Options(batching=batching), None, SYSTEM, asyncio.run)
         return watch.engine._window
 
     assert Engine(Batching(records=4))._window == 1.0

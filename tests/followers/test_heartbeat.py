@@ -16,6 +16,7 @@ from strandline.log.slots import heartbeat
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import SECOND, Cursor
 from strandline.model.retention import SlotLimits
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
 
@@ -37,7 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 
 @pytest.fixture
 def log(clock: ManualClock) -> ObjectLog:
-    log = open_log(PlainStore(clock=clock), create=True, limits=SlotLimits(idle_seconds=30), clock=clock)
+    log = open_log(PlainStore(clock=clock), create=True, limits=SlotLimits(idle_seconds=30), env=Env(clock=clock))
     with log.producer() as producer:
         producer.produce([b"one"])
     return log
@@ -70,7 +71,7 @@ class Slow:
 
 def test_a_follower_that_is_busy_with_one_batch_for_longer_than_the_limit_keeps_its_slot(log, clock):
     sink, stop = Slow(), threading.Event()
-    thread = threading.Thread(target=follow, args=(log, sink, "busy"), kwargs={"stop": stop, "clock": clock})
+    thread = threading.Thread(target=follow, args=(log, sink, "busy"), kwargs={"stop": stop, "env": Env(clock=clock)})
     thread.start()
     try:
         assert sink.busy.wait(120)
@@ -89,7 +90,7 @@ def test_a_follower_that_has_nothing_to_do_keeps_its_slot_under_a_limit_of_half_
     monkeypatch.setattr(heartbeat, "_TICK", 0.01)
     sink, stop = Slow(), threading.Event()
     sink.go_on.set()
-    thread = threading.Thread(target=follow, args=(log, sink, "idle"), kwargs={"stop": stop, "clock": clock})
+    thread = threading.Thread(target=follow, args=(log, sink, "idle"), kwargs={"stop": stop, "env": Env(clock=clock)})
     thread.start()
     try:
         wait_for(lambda: [slot.position for slot in log.slots.list()] == [1] or clock.advance(1), seconds=120)
@@ -101,7 +102,7 @@ def test_a_follower_that_has_nothing_to_do_keeps_its_slot_under_a_limit_of_half_
 
 
 def test_a_consumer_that_is_busy_with_one_batch_keeps_its_slot_without_trimming(log, clock):
-    with sl.Consumer(log, slot="queue", trim_every=None, clock=clock) as consumer:
+    with sl.Consumer(log, slot="queue", trim_every=None, env=Env(clock=clock)) as consumer:
         batch = consumer.next_batch()
         survives(log, clock, "queue")
         consumer.ack(batch.sequence)
@@ -109,7 +110,7 @@ def test_a_consumer_that_is_busy_with_one_batch_keeps_its_slot_without_trimming(
 
 
 def test_a_dead_consumer_is_invalidated(log, clock):
-    consumer = sl.Consumer(log, slot="queue", trim_every=None, clock=clock)
+    consumer = sl.Consumer(log, slot="queue", trim_every=None, env=Env(clock=clock))
     consumer.close()
     found = []
     for _ in range(6):
@@ -133,14 +134,14 @@ class Fickle:
 
 def test_a_heartbeat_that_fails_is_repeated(clock):
     slot = Fickle(TransientStorageError("once"))
-    with SlotHeartbeat(slot, object(), clock=clock):
+    with SlotHeartbeat(slot, object(), env=Env(clock=clock)):
         clock.advance(60)
         wait_for(lambda: slot.touched == 2)
 
 
 def test_a_slot_that_was_taken_over_gets_no_more_heartbeats(clock):
     slot = Fickle(Fenced("by another"))
-    with SlotHeartbeat(slot, object(), clock=clock) as beating:
+    with SlotHeartbeat(slot, object(), env=Env(clock=clock)) as beating:
         clock.advance(60)
         wait_for(lambda: not beating._thread.is_alive())
     assert slot.touched == 1
@@ -148,8 +149,8 @@ def test_a_slot_that_was_taken_over_gets_no_more_heartbeats(clock):
 
 def test_a_new_limit_counts_from_the_next_heartbeat_on(log, clock):
     log.slots.create("a", 0)
-    with SlotHeartbeat(log.slots.claim("a", "me"), log, clock=clock) as beating:
+    with SlotHeartbeat(log.slots.claim("a", "me"), log, env=Env(clock=clock)) as beating:
         assert beating._every == 10
-        open_log(log.store, clock=clock).set_retention("consumed", SlotLimits(idle_seconds=3))
+        open_log(log.store, env=Env(clock=clock)).set_retention("consumed", SlotLimits(idle_seconds=3))
         clock.advance(10)
         wait_for(lambda: beating._every == 1)

@@ -22,6 +22,7 @@ from strandline.log.slots.pin import SlotPin
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import SECOND
 from strandline.model.retention import NEWCOMER_SECONDS, Consumed, SlotLimits, SlotState
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
 from strandline.testing.simdisk import SimulatedDisk
@@ -39,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
 def log(clock: ManualClock) -> ObjectLog:
     """A queue, without a limit for idle slots."""
     store = PlainStore(clock=clock)
-    log = open_log(store, create=True, retention="consumed", limits=SlotLimits(), clock=clock)
+    log = open_log(store, create=True, retention="consumed", limits=SlotLimits(), env=Env(clock=clock))
     with log.producer() as producer:
         producer.produce([b"one"])
     return log
@@ -86,7 +87,7 @@ def test_the_name_can_be_used_again_and_its_epochs_continue(log: ObjectLog, cloc
 
 def test_a_newcomer_that_is_busy_with_its_first_batch_keeps_its_slot(log: ObjectLog, clock: ManualClock) -> None:
     sink, stop = Slow(), threading.Event()
-    thread = threading.Thread(target=follow, args=(log, sink, "busy"), kwargs={"stop": stop, "clock": clock})
+    thread = threading.Thread(target=follow, args=(log, sink, "busy"), kwargs={"stop": stop, "env": Env(clock=clock)})
     thread.start()
     try:
         assert sink.busy.wait(10)
@@ -107,7 +108,7 @@ def test_a_newcomer_after_one_that_was_killed_takes_its_slot(log: ObjectLog, clo
     killed(log)
     sink = Slow()
     sink.go_on.set()
-    follow(log, sink, "billing", upto="end", clock=clock)
+    follow(log, sink, "billing", upto="end", env=Env(clock=clock))
     trim(log, clock, 10 * NEWCOMER_SECONDS)
     assert log.slots.get("billing").position == 1
 
@@ -122,13 +123,13 @@ def test_a_slot_that_an_operator_created_never_expires(log: ObjectLog, clock: Ma
 @pytest.mark.parametrize("reopened", [False, True])
 def test_the_slot_of_a_killed_newcomer_is_dropped_in_a_write_ahead_log_too(clock: ManualClock, reopened: bool) -> None:
     disk = SimulatedDisk()
-    log = WalLog.open("/log", disk=disk, clock=clock, background=False, roll_bytes=0)
+    log = WalLog.open("/log", env=Env(disk=disk, clock=clock), background=False, roll_bytes=0)
     log.append_value(b"one").result(10)
     log.slots.create("planned", 1)
     killed(log)
     if reopened:
         disk.kill()
-        log = WalLog.open("/log", disk=disk, clock=clock, background=False, roll_bytes=0)
+        log = WalLog.open("/log", env=Env(disk=disk, clock=clock), background=False, roll_bytes=0)
     clock.advance(NEWCOMER_SECONDS - 1)
     assert log.trim(Consumed()) == 0
     clock.advance(2)
@@ -187,7 +188,7 @@ def test_a_bootstrap_that_fails_leaves_a_slot_alone_that_was_there_or_was_claime
 
 
 def test_the_slot_of_a_bootstrap_that_was_killed_goes_after_a_while(log: ObjectLog, clock: ManualClock) -> None:
-    pin = SlotPin(log, "new", ManualClock())  # nothing of it runs any more: its clock stands still
+    pin = SlotPin(log, "new", Env(clock=ManualClock()))  # nothing of it runs any more: its clock stands still
     pin.hold(log.start())
     trim(log, clock, NEWCOMER_SECONDS + 1)
     assert log.slots.list() == []
@@ -203,7 +204,9 @@ def test_the_slot_of_a_bootstrap_that_takes_long_is_kept_and_pins_for_good_once_
             wait_for(lambda: clock.now() - log.slots.get("new").last_seen < NEWCOMER_SECONDS / 10 * SECOND)
         log.trim()
 
-    with sl.snapshots.bootstrap(snapshots, tmp_path / "new", Importing(take_long), log=log, slot="new", clock=clock):
+    with sl.snapshots.bootstrap(
+        snapshots, tmp_path / "new", Importing(take_long), log=log, slot="new", env=Env(clock=clock)
+    ):
         trim(log, clock, 10 * NEWCOMER_SECONDS)
         assert log.slots.floor() == 1
 
@@ -212,7 +215,7 @@ def test_the_slot_of_a_bootstrap_that_takes_long_is_kept_and_pins_for_good_once_
 
 
 def test_without_an_idle_limit_a_consumer_writes_nothing_until_there_is_one(log: ObjectLog, clock: ManualClock) -> None:
-    with sl.Consumer(log, slot="queue", trim_every=None, clock=clock) as consumer:
+    with sl.Consumer(log, slot="queue", trim_every=None, env=Env(clock=clock)) as consumer:
         before = log.slots.cell("queue").read()
         for _ in range(20):
             clock.advance(60)
@@ -227,7 +230,7 @@ def test_without_an_idle_limit_a_consumer_writes_nothing_until_there_is_one(log:
 
 def test_a_log_without_slot_limits_gets_heartbeats(clock: ManualClock) -> None:
     slot = Fickle()
-    with SlotHeartbeat(slot, object(), clock=clock):
+    with SlotHeartbeat(slot, object(), env=Env(clock=clock)):
         clock.advance(60)
         wait_for(lambda: slot.touched == 1)
 

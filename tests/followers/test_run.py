@@ -20,6 +20,7 @@ from strandline.log.object import open_log
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.storage.clock import CHANCE
+from strandline.storage.env import Env
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.retry import Backoff, RetryingStore
 from strandline.tables.delta.sink import DeltaSink
@@ -212,7 +213,7 @@ def test_a_sink_that_was_rebuilt_takes_its_slot_back_with_it(log):
 
 def test_a_follower_that_has_nothing_to_do_is_still_seen():
     clock = ManualClock()
-    log = MemoryLog(clock=clock)
+    log = MemoryLog(env=Env(clock=clock))
     fill(log, stream(3))
     stop, seen = threading.Event(), []
 
@@ -226,7 +227,7 @@ def test_a_follower_that_has_nothing_to_do_is_still_seen():
 
     log.__class__ = Patient
     began = clock.now()
-    follow(log, MemorySink(), "billing", stop=stop, clock=clock)
+    follow(log, MemorySink(), "billing", stop=stop, env=Env(clock=clock))
     assert max(seen) - began >= 100e6
 
 
@@ -402,10 +403,12 @@ def test_a_missing_batch_is_named_and_the_sink_stays_before_it(log, tmp_path):
 def test_a_store_that_is_down_for_a_while_is_waited_for(tmp_path):
     clock = ManualClock(auto=True)
     faulty = FaultyStore(LocalStore(str(tmp_path / "log")), clock=clock)
-    log = open_log(RetryingStore(faulty, clock=clock, backoff=Backoff(attempts=20)), create=True, clock=clock)
+    log = open_log(
+        RetryingStore(faulty, env=Env(clock=clock), backoff=Backoff(attempts=20)), create=True, env=Env(clock=clock)
+    )
     rows = stream(10)
     fill(log, rows)
     faulty.fail_next("get", times=9)
     sink = MemorySink()
-    follow(log, sink, upto="end", clock=clock)
+    follow(log, sink, upto="end", env=Env(clock=clock))
     assert applied(sink) == folded(rows)

@@ -28,8 +28,7 @@ from strandline.log.wal.recover.verify import verify
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch, with_offsets
-from strandline.storage.clock import CLOCK
-from strandline.storage.disk import DISK
+from strandline.storage.env import SYSTEM, Env
 from strandline.testing.clock import SeededChance
 from strandline.testing.plain import PlainStore
 from strandline.tier.opening import attach, tiered, tiering
@@ -51,7 +50,7 @@ _CHUNKED = 100
 
 def _make_object_log(folder: Path) -> None:
     store = PlainStore()  # a disk that syncs would take most of the time
-    log = open_log(store, create=True, chance=SeededChance(1))
+    log = open_log(store, create=True, env=Env(chance=SeededChance(1)))
     with log.producer(linger=60) as producer:
         for number in range(_CHUNKED):
             producer.append(key=b"k%d" % number, value=b"v" * number)
@@ -69,7 +68,7 @@ def _keep(store: PlainStore, folder: Path) -> None:
 
 
 def _make_wal(folder: Path) -> None:
-    with WalLog.open(str(folder), roll_bytes=2000, chance=SeededChance(1)) as log:
+    with WalLog.open(str(folder), roll_bytes=2000, env=Env(chance=SeededChance(1))) as log:
         for number in range(12):
             log.append(some_records(number + 1), writer=_WRITER, number=number).result(_SOON)
         log.slots.create("billing", 3)
@@ -77,7 +76,7 @@ def _make_wal(folder: Path) -> None:
 
 def _make_fold(folder: Path) -> None:
     log_id = UUID(int=7)
-    with contextlib.closing(AppendLogStore.open(str(folder), chance=SeededChance(1))) as store:
+    with contextlib.closing(AppendLogStore.open(str(folder), env=Env(chance=SeededChance(1)))) as store:
         first = 0
         for count in (3, 1, 5):
             records = record_batch(
@@ -103,13 +102,13 @@ def _make_snapshot(folder: Path) -> None:
 
 def _make_tiered_log(folder: Path) -> None:
     """An object log with segments, one of which holds what the log itself has forgotten."""
-    log = open_log(str(folder), create=True, retention="consumed", chance=SeededChance(1))
+    log = open_log(str(folder), create=True, retention="consumed", env=Env(chance=SeededChance(1)))
     with log.producer(linger=60) as producer:
         for number in range(12):
             producer.append(key=b"k%d" % number, value=b"v" * 50 * number)
             producer.flush(_SOON)
         attach(log, partitions=1)
-        with tiering(log, target=1500, chance=SeededChance(2)) as tierer:
+        with tiering(log, target=1500, env=Env(chance=SeededChance(2))) as tierer:
             tierer.run_once(everything=True)
         log.trim()
         producer.append(value=b"hot")
@@ -124,7 +123,7 @@ def _make_node(folder: Path) -> None:
 
 def _make_queue(folder: Path) -> None:
     store = PlainStore()
-    queue = open_queue(store, chance=SeededChance(1))
+    queue = open_queue(store, env=Env(chance=SeededChance(1)))
     with queue.producer(linger=60) as producer:
         for number in range(5):
             producer.produce([b"v" * number, b"w"], metadata=b"m")
@@ -172,7 +171,7 @@ def _read_wal(folder: Path) -> None:
 
 
 def _verify_wal(folder: Path) -> None:
-    verify(str(folder), disk=DISK, clock=CLOCK)
+    verify(str(folder), env=SYSTEM)
 
 
 def _use_tiered_log(folder: Path) -> None:

@@ -99,7 +99,7 @@ def test_files_are_not_opened_behind_the_disks_back(source: str, tmp_path: Path)
     example.write_text(source)
     done = run(sys.executable, "scripts/check_house.py", example)
     assert done.returncode == 1, done.stdout
-    assert "take a Disk" in done.stdout
+    assert "take an Env" in done.stdout
 
 
 def test_opening_a_log_is_not_opening_a_file(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import strandline as sl
 from strandline.errors import StrandlineError
 from strandline.log.memory import MemoryLog
 from strandline.log.object.log import open_log
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash, Faults, FaultyStore
 from strandline.testing.plain import PlainStore
@@ -20,7 +21,7 @@ from tests.cases import sampled, some
 from tests.ingestion.sources import append, changes, content, fill, position
 from tests.log.wal.workload import open_on
 
-SOURCE = MemoryLog(chance=SeededChance(5))
+SOURCE = MemoryLog(env=Env(chance=SeededChance(5)))
 fill(SOURCE, batches=3, count=10)
 LIMITS = sl.followers.Batching(records=10)
 SEEDS = itertools.count(100)
@@ -61,11 +62,11 @@ def test_a_failing_disk_of_the_target_doubles_and_loses_nothing(every):
 
 def object_target(store):
     """As a process of its own opens it: no two of them make the same names."""
-    return open_log(store, create=True, clock=ManualClock(), chance=SeededChance(next(SEEDS)))
+    return open_log(store, create=True, env=Env(clock=ManualClock(), chance=SeededChance(next(SEEDS))))
 
 
 def ingest_into_store(store):
-    sl.ingest(SOURCE, object_target(store), batching=LIMITS, clock=ManualClock())
+    sl.ingest(SOURCE, object_target(store), batching=LIMITS, env=Env(clock=ManualClock()))
 
 
 def operations():
@@ -106,13 +107,13 @@ def test_a_store_that_loses_answers_delays_writes_and_throttles_doubles_and_lose
 @pytest.mark.parametrize("number", some(range(12), 3))
 def test_a_crash_at_every_read_of_the_source_leaves_a_prefix_which_the_next_run_completes(number):
     inner = PlainStore()
-    source = open_log(inner, create=True, clock=ManualClock(), chance=SeededChance(4))
+    source = open_log(inner, create=True, env=Env(clock=ManualClock(), chance=SeededChance(4)))
     fill(source, batches=6, count=10)
     faulty = FaultyStore(inner)
     target = MemoryLog()
     faulty.crash_at(number)
     with contextlib.suppress(Crash):
-        sl.ingest(open_log(faulty, clock=ManualClock()), target, batching=LIMITS, clock=ManualClock())
+        sl.ingest(open_log(faulty, env=Env(clock=ManualClock())), target, batching=LIMITS, env=Env(clock=ManualClock()))
     held = target.bounds().next
     assert held == (position(source, target) or 0)
     assert content(target).equals(content(source).slice(0, held).combine_chunks())

@@ -37,6 +37,7 @@ from strandline.log.writers.source import advancing, source_writer
 from strandline.model.cursor import Bounds
 from strandline.model.head import Head, WriterId
 from strandline.model.records import record_batch
+from strandline.storage.env import Env
 from strandline.storage.task_pool import ThreadPool
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.plain import PlainStore
@@ -363,7 +364,7 @@ def test_an_append_from_a_source_that_is_repeated_is_answered_as_the_first_time(
 
 
 def test_a_repeated_append_is_answered_as_the_first_time_after_its_entry_has_left_the_head():
-    log = open_log(PlainStore(), create=True, clock=ManualClock(), chance=SeededChance(1))
+    log = open_log(PlainStore(), create=True, env=Env(clock=ManualClock(), chance=SeededChance(1)))
     append(log, changes(2))
     writer = advancing(source_writer("orders"), 5)
     first = log.append(changes(5), writer=writer, number=10).result()
@@ -410,11 +411,11 @@ def test_an_ingest_waits_until_the_last_append_in_a_node_is_committed_and_says_s
 
     late = 3
     node = Uncommitted(target)
-    assert LogSink(node, clock=clock).cursor(source.log_id).next == 25
+    assert LogSink(node, env=Env(clock=clock)).cursor(source.log_id).next == 25
     assert node.looks == 4
     late = 1_000_000
     with pytest.raises(NotReady, match="has not committed its records up to offset 25"):
-        LogSink(node, clock=clock).cursor(source.log_id)
+        LogSink(node, env=Env(clock=clock)).cursor(source.log_id)
 
 
 def test_the_position_goes_back_with_a_rewound_target(tmp_path):
@@ -453,7 +454,7 @@ def test_an_interrupted_ingest_does_not_try_an_unreachable_target_again():
                 interrupted.wait(10)
             raise TransientStorageError("no answer")
 
-    sink = LogSink(Unreachable(MemoryLog()), clock=ManualClock())
+    sink = LogSink(Unreachable(MemoryLog()), env=Env(clock=ManualClock()))
     source = MemoryLog()
     fill(source, batches=1)
     behind = WriteBehind(sink, 1000, lambda _: None)

@@ -13,6 +13,7 @@ from strandline.errors import CursorExpired, Diverged, InvalidInput
 from strandline.log.memory import MemoryLog
 from strandline.log.object.log import open_log
 from strandline.log.read.reading import last_record
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
 from tests.ingestion.sources import a_log, content, position
@@ -139,11 +140,11 @@ def test_two_queues_with_the_same_values_are_two_queues(tmp_path):
 
 def test_a_queue_that_was_created_again_with_the_same_records_is_another_history(tmp_path):
     target, place = MemoryLog(), tmp_path / "queue"
-    queue = sl.open(place, create=True, format="queue-v1", clock=ManualClock())
+    queue = sl.open(place, create=True, format="queue-v1", env=Env(clock=ManualClock()))
     filled(queue, 0, 2)
     sl.ingest(queue, target)
     shutil.rmtree(place)
-    queue = sl.open(place, create=True, format="queue-v1", clock=ManualClock())
+    queue = sl.open(place, create=True, format="queue-v1", env=Env(clock=ManualClock()))
     filled(queue, 0, 3)
     assert last_record(queue, 2).equals(last_record(target, 6))
     with pytest.raises(Diverged, match=r"^The source has another history"):

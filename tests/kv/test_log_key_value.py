@@ -46,6 +46,7 @@ from strandline.model.head import WriterId
 from strandline.model.keyed import EVERYTHING, Prefix, Update, Updates
 from strandline.model.records import READ_SCHEMA, Op, record_batch
 from strandline.model.stamp import OpId
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
@@ -133,7 +134,7 @@ def line() -> FaultyStore:
 
 def on_line(line: FaultyStore, *, create: bool = False) -> LogKeyValue:
     clock = ManualClock()
-    return LogKeyValue(open_log(line, create=create, clock=clock), clock=clock)
+    return LogKeyValue(open_log(line, create=create, env=Env(clock=clock)), env=Env(clock=clock))
 
 
 # --- reading ---------------------------------------------------------------------------------------------------
@@ -489,7 +490,7 @@ class Forgetful:
 
 def test_an_append_that_landed_without_an_answer_is_recognised_when_it_is_repeated(log: Log) -> None:
     forgetful = Forgetful(log)
-    kv = LogKeyValue(forgetful, clock=ManualClock())
+    kv = LogKeyValue(forgetful, env=Env(clock=ManualClock()))
     forgetful.lost = 3
     assert kv.put(b"a", b"1") == 0
     forgetful.lost = 3
@@ -525,7 +526,7 @@ def test_an_answer_that_stays_lost_is_an_unknown_outcome_and_its_number_is_never
 
 def test_a_change_whose_commit_timed_out_is_not_taken_for_the_next_one(log: Log) -> None:
     forgetful = Forgetful(log)
-    kv = LogKeyValue(forgetful, clock=ManualClock())
+    kv = LogKeyValue(forgetful, env=Env(clock=ManualClock()))
     forgetful.lost, forgetful.error = 1, CommitTimedOut("It is durable on the primary only.")
     with pytest.raises(StrandlineError, match="durable on the primary"):
         kv.put(b"a", b"1")
@@ -913,7 +914,7 @@ def test_a_newcomer_reads_a_trimmed_log_from_a_snapshot_of_a_follower(tmp_path: 
 
 def test_an_idle_watch_polls_its_log_only_a_few_times_a_second():
     clock, line = ManualClock(), FaultyStore(PlainStore())
-    kv = LogKeyValue(open_log(line, create=True, clock=clock), clock=clock)
+    kv = LogKeyValue(open_log(line, create=True, env=Env(clock=clock)), env=Env(clock=clock))
     kv.put("a", b"1")
     with kv.watch() as watch:
         while watch.take(10, 0.05) is not None:

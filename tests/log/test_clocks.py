@@ -28,6 +28,7 @@ from strandline.model.records import record_batch
 from strandline.model.retention import SlotLimits, SlotState
 from strandline.model.times import DAY, LEAP, NO_DOUBT, TOLERANCE, Doubt, Present, doubt_of, may_expire, may_set_back
 from strandline.storage.clock import SteadyTime
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.plain import PlainStore
 from tests import cases
@@ -52,7 +53,7 @@ class World:
         """The log on a machine whose clock is ``skew`` seconds ahead of the true time."""
         clock = ManualClock(now=self.store_clock.now() + int(skew * SECOND))
         self.clocks.append(clock)
-        return open_log(self.store, clock=clock, chance=SeededChance(len(self.clocks)), **options)
+        return open_log(self.store, env=Env(clock=clock, chance=SeededChance(len(self.clocks))), **options)
 
     def pass_by(self, seconds: float) -> None:
         for clock in self.clocks:

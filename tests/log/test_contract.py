@@ -17,6 +17,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.retention import Invalidation, InvalidReason
 from strandline.model.stamp import OpId
+from strandline.storage.env import Env
 from strandline.storage.objects.urls import open_store
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
@@ -112,7 +113,7 @@ def test_reading_writes_nothing_to_the_store() -> None:
 
 def test_waiting_polls_the_head_ever_more_rarely_until_its_time_is_over() -> None:
     clock = ManualClock()
-    log = open_log(PlainStore(), create=True, clock=clock)
+    log = open_log(PlainStore(), create=True, env=Env(clock=clock))
     assert not log.wait(log.start(), 10.0)
     assert clock.monotonic() == pytest.approx(10.0)
     assert clock.slept[0] < clock.slept[5] < 0.3

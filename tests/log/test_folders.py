@@ -9,8 +9,8 @@ from strandline.errors import NotALog, WrongKind
 from strandline.log.folders import FolderKind, contents, recognise, refuse_others
 from strandline.log.wal.recover.manual_repair import repair_log
 from strandline.log.wal.recover.verify import verify
-from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK, FolderRow
+from strandline.storage.env import SYSTEM
 from strandline.testing.simdisk import SimulatedDisk
 from tests import one_of_each as things
 
@@ -98,7 +98,7 @@ def test_verifying_and_repairing_a_log_that_is_none_refuses_it_and_leaves_nothin
     make(tmp_path / "place")
     before = things.state_of(tmp_path)
     for tried in (
-        lambda: verify(str(tmp_path / "place"), disk=DISK, clock=CLOCK),
+        lambda: verify(str(tmp_path / "place"), env=SYSTEM),
         lambda: repair_log(str(tmp_path / "place"), forget_slots=True),
     ):
         with pytest.raises(NotALog, match="and no write-ahead log: "):

@@ -15,6 +15,7 @@ from strandline.errors import TransientStorageError
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.model.retention import SlotLimits
 from strandline.storage import metrics
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.plain import PlainStore
@@ -53,7 +54,7 @@ def place() -> PlainStore:
 
 @pytest.fixture
 def log(place: PlainStore, clock: ManualClock) -> ObjectLog:
-    return open_log(place, create=True, retention="consumed", clock=clock)
+    return open_log(place, create=True, retention="consumed", env=Env(clock=clock))
 
 
 def produce(log: ObjectLog, *values: bytes) -> None:
@@ -110,7 +111,7 @@ def test_lost_races_are_counted_by_role(log: ObjectLog, place: PlainStore, clock
             produce(log, b"faster")
 
     line.hook(race)
-    slower = open_log(line, clock=clock)
+    slower = open_log(line, env=Env(clock=clock))
     with Moved("strandline_head_conflicts_total", role="producer") as moved:
         produce(slower, b"slower")
     assert moved.by == [1]
@@ -134,7 +135,7 @@ def test_a_consumer_s_numbers_move(log: ObjectLog, place: PlainStore, clock: Man
     labels = {"log": log.url, "slot": "watched"}
     names = ("strandline_descriptors_total", "strandline_acknowledgements_total", "strandline_dead_letters_total")
     place.delete(log.head().tail[2].location)
-    quiet = {"on_poison": "dead-letter", "trim_every": None, "clock": clock}
+    quiet = {"on_poison": "dead-letter", "trim_every": None, "env": Env(clock=clock)}
     with Moved(*names) as moved, sl.Consumer(log, slot="watched", **quiet) as consumer:
         (descriptor,) = consumer.next_descriptors(1)
         assert value("strandline_queue_length", **labels) == 3

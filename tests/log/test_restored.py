@@ -28,6 +28,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.keyed import EVERYTHING
 from strandline.model.records import Op, record_batch
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 
 Opener = Callable[[str], Any]
@@ -39,7 +40,7 @@ def object_log(folder: str) -> Any:
 
 def wal(folder: str) -> Any:
     # The clock of the machine goes on between a backup and what is written after it was restored.
-    return WalLog.open(folder, clock=ManualClock(now=1_700_000_000_000_000 + CLOCK_GOES.pop()))
+    return WalLog.open(folder, env=Env(clock=ManualClock(now=1_700_000_000_000_000 + CLOCK_GOES.pop())))
 
 
 def queue(folder: str) -> Any:
@@ -139,7 +140,9 @@ def test_a_write_ahead_log_that_was_restored_while_its_clock_was_behind_is_recog
     now = 1_700_000_000_000_000
 
     def opened(clock: int, seed: int) -> Any:
-        return closing(WalLog.open(str(tmp_path / "log"), clock=ManualClock(now=clock), chance=SeededChance(seed)))
+        return closing(
+            WalLog.open(str(tmp_path / "log"), env=Env(clock=ManualClock(now=clock), chance=SeededChance(seed)))
+        )
 
     with opened(now, 1) as log:
         put(log, b"a", b"b")

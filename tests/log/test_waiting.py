@@ -7,6 +7,7 @@ from strandline.log.read.reading import HeadPoller
 from strandline.model.cursor import Bounds
 from strandline.model.head import WriterId
 from strandline.storage.clock import CHANCE
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
 from strandline.testing.sinks import changes
@@ -30,7 +31,7 @@ def clock():
 
 @pytest.fixture
 def log(clock):
-    return open_log(PlainStore(), create=True, clock=clock)
+    return open_log(PlainStore(), create=True, env=Env(clock=clock))
 
 
 def append(log):

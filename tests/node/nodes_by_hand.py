@@ -18,6 +18,7 @@ from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.services import ReplicationFeed
 from strandline.storage.disk import DISK, Disk
+from strandline.storage.env import Env
 from strandline.storage.lease import Lease
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.plain import PlainStore
@@ -119,13 +120,11 @@ class Cluster:
         )
         lease = None
         if self.leased:
-            lease = Lease(self.store, "lease", f"{name} to:{name}", seconds=TERM, clock=self.clock)
+            lease = Lease(self.store, "lease", f"{name} to:{name}", seconds=TERM, env=Env(clock=self.clock))
         node_folder = NodeFolder.open(
             str(self.folder / name),
             name,
-            disk=self.disks.get(name, self.disk),
-            clock=self.clock,
-            chance=SeededChance(crc32(name.encode())),
+            env=Env(disk=self.disks.get(name, self.disk), clock=self.clock, chance=SeededChance(crc32(name.encode()))),
         )
         connect = lambda url: Link(self, url.removeprefix("to:"))
         node = Node.open(node_folder, options, connect=connect, lease=lease, background=False, **more)

@@ -36,6 +36,7 @@ from strandline.node.messages import NodeStatus
 from strandline.node.options import TierSettings
 from strandline.node.running import NodeConfig, RunningNode
 from strandline.storage.clock import SystemClock
+from strandline.storage.env import Env
 from tests.node.flight.tcp import TcpProxy
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,7 +98,7 @@ def _be_node(order: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s", force=True)
     told: list[int] = []  # no event: the handler may run while this thread holds its lock
     signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
-    with RunningNode(config_of(order["config"]), clock=JumpingClock(order["clock"])) as running:
+    with RunningNode(config_of(order["config"]), env=Env(clock=JumpingClock(order["clock"]))) as running:
         _tell(pid=os.getpid(), port=running.server.port)
         while not told and running.failure is None:
             time.sleep(0.05)

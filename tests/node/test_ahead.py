@@ -26,6 +26,7 @@ from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate import incoming as arrivals
 from strandline.node.replicate.incoming import IncomingBatches
+from strandline.storage.env import Env
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import CrashMode
 from tests.cluster.machine import WatchedDisk
@@ -48,7 +49,7 @@ class TestWhatAFeedGives:
 
     @pytest.fixture
     def log(self, tmp_path, disk):
-        with WalLog.open(str(tmp_path / "log"), disk=disk) as log:
+        with WalLog.open(str(tmp_path / "log"), env=Env(disk=disk)) as log:
             yield log
             disk.release()
 
@@ -100,7 +101,10 @@ class TestWhatAFeedGives:
         assert feed.heartbeat.durable == 2
 
     def test_is_a_little_of_a_large_group_and_the_rest_when_that_is_durable(self, tmp_path, disk):
-        with WalLog.open(str(tmp_path / "log"), background=False, disk=disk) as log, ThreadPoolExecutor() as pool:
+        with (
+            WalLog.open(str(tmp_path / "log"), background=False, env=Env(disk=disk)) as log,
+            ThreadPoolExecutor() as pool,
+        ):
             feed = self.feed(log)
             handles = [log.append_batch(records(b"x" * (TAKEN_BYTES // 3))) for _ in range(5)]
             disk.hold()
@@ -243,7 +247,7 @@ class TestOverFlight:
         with ExitStack() as opened:
             a = opened.enter_context(
                 Node.open(
-                    NodeFolder.open(str(tmp_path / "a"), "a", disk=disk),
+                    NodeFolder.open(str(tmp_path / "a"), "a", env=Env(disk=disk)),
                     NodeOptions(),
                     connect=FlightUpstream,
                     create=True,

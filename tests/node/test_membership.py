@@ -27,6 +27,7 @@ from strandline.node.members.rules import (
 )
 from strandline.node.members.steps import MemberChange
 from strandline.node.messages import Caller, NotRequired, Reached
+from strandline.storage.env import Env
 from tests.node.nodes_by_hand import Cluster, records
 
 
@@ -62,7 +63,7 @@ class Operator:
 
     def __init__(self, cluster, *, on="a", meanwhile=()):
         self.cluster, self.on, self.meanwhile = cluster, on, list(meanwhile)
-        self.change = MemberChange(self, self, timeout=600.0)
+        self.change = MemberChange(self, Env(clock=self), timeout=600.0)
 
     def monotonic(self):
         return self.cluster.clock.monotonic()
@@ -312,7 +313,7 @@ class TestChangingThePolicy:
         assert back.takes_back == asked.version
         assert a.primary.change_members(CancelChange(asked.version)) == back  # the answer was lost
         with pytest.raises(NotReady, match="is not complete"):  # Ctrl-C, and the command again
-            MemberChange(Operator(cluster), cluster.clock, timeout=0.0).cancel()
+            MemberChange(Operator(cluster), Env(clock=cluster.clock), timeout=0.0).cancel()
         assert known(cluster) == back
         for name in "bc":
             cluster.start(name)

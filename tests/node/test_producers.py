@@ -90,9 +90,9 @@ def test_an_append_whose_answer_is_lost_on_the_way_is_listed_once(primary: sl.no
 def test_a_producer_waits_for_the_commit_policy_and_says_if_it_was_not_satisfied(tmp_path: Path) -> None:
     with sl.node.Primary.open(tmp_path / "a", name="a", policy="ack_n(1)") as primary:
         primary.register_replica("b")
-        shipper, writer, number, clock = primary._shipping(None, None)
+        shipper, writer, number, env = primary._shipping(None, None)
         shipper.retry_seconds = 0.0
-        impatient = sl.Producer(shipper, Limits(), writer=writer, number=number, clock=clock)
+        impatient = sl.Producer(shipper, Limits(), writer=writer, number=number, env=env)
         handle = impatient.append(value=b"a")
         with pytest.raises(CommitTimedOut):
             handle.result(SOON)

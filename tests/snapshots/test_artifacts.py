@@ -41,6 +41,7 @@ from strandline.snapshots.pointer import (
     point,
 )
 from strandline.snapshots.sealed import check_snapshot
+from strandline.storage.env import Env
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.objects.urls import open_store
@@ -195,8 +196,8 @@ class Place:
         self.count = 0
 
     def artifacts(self, store: ObjectStore | None = None, *, grace: float = HOUR, **options) -> Artifacts:
-        clock = {"clock": self.clock} if self.clock else {}
-        return Artifacts(store or self.store, "snapshots", part=16, workers=2, grace=grace, **clock, **options)
+        options |= {"env": Env(clock=self.clock)} if self.clock else {}
+        return Artifacts(store or self.store, "snapshots", part=16, workers=2, grace=grace, **options)
 
     def sealed(self, offset: int, log_id=None, **pairs: str) -> str:
         self.count += 1
@@ -383,12 +384,12 @@ class TestPublishing:
         number = 0
         while True:
             store = PlainStore(clock=place.clock)
-            calm = Artifacts(store, part=64, workers=1, grace=0, clock=place.clock)
+            calm = Artifacts(store, part=64, workers=1, grace=0, env=Env(clock=place.clock))
             calm.publish(first)
             line = FaultyStore(store)
             line.crash_at(number, after=after)
             try:
-                Artifacts(line, part=64, workers=1, grace=0, clock=place.clock).publish(second)
+                Artifacts(line, part=64, workers=1, grace=0, env=Env(clock=place.clock)).publish(second)
             except Crash:
                 at = place.fetched(calm).at
                 assert at in (cursor(5), cursor(9))
@@ -408,7 +409,7 @@ class TestPublishing:
         while True:
             store, disk = PlainStore(), DyingDisk(number)
             try:
-                Artifacts(store, part=64, disk=disk).publish(folder)
+                Artifacts(store, part=64, env=Env(disk=disk)).publish(folder)
             except StorageError:
                 assert Artifacts(store).newest() is None
                 number += 1
@@ -516,7 +517,7 @@ class TestTrimming:
                 place.artifacts().trim()
 
         slow.hook(hook)
-        artifacts = Artifacts(slow, "snapshots", part=16, workers=1, clock=clock)
+        artifacts = Artifacts(slow, "snapshots", part=16, workers=1, env=Env(clock=clock))
         assert artifacts.publish(place.sealed(5, a="x" * 100)) == cursor(5)
         assert len({row.path.split("/")[2] for row in slow.named("put")}) == 1, "one generation"
 
@@ -539,7 +540,7 @@ class TestTrimming:
             number = 0
             while True:
                 store = PlainStore(clock=clock)
-                calm = Artifacts(store, part=64, workers=1, clock=clock)
+                calm = Artifacts(store, part=64, workers=1, env=Env(clock=clock))
                 for folder in snapshots:
                     calm.publish(folder)
                 store.put(f"payloads/{1:016d}/orphan/00000000-00000000", b"x")
@@ -547,7 +548,7 @@ class TestTrimming:
                 line = FaultyStore(store)
                 line.crash_at(number, after=after)
                 try:
-                    Artifacts(line, part=64, workers=1, clock=clock).trim()
+                    Artifacts(line, part=64, workers=1, env=Env(clock=clock)).trim()
                 except Crash:
                     number += 1
                 else:
@@ -618,7 +619,7 @@ class TestFetching:
             dest = tmp_path / f"x{number}" / "dest"
             disk = DyingDisk(number, dies=dies)
             try:
-                Artifacts(place.store, "snapshots", workers=1, disk=disk).fetch(str(dest))
+                Artifacts(place.store, "snapshots", workers=1, env=Env(disk=disk)).fetch(str(dest))
             except (StorageError, Crash):
                 if dest.exists():
                     assert dies
@@ -646,7 +647,7 @@ class TestExporting:
         return str(tmp_path / "scratch")
 
     def lease(self, place, name: str, clock=None, store=None):
-        artifacts = Artifacts(store or place.store, "snapshots", clock=clock or ManualClock(auto=False))
+        artifacts = Artifacts(store or place.store, "snapshots", env=Env(clock=clock or ManualClock(auto=False)))
         return artifacts.lease(name, seconds=60)
 
     def test_an_export_publishes_the_store_and_leaves_no_scratch(self, place, scratch):
@@ -727,7 +728,7 @@ class TestExporting:
         store = tiny(str(place.folder / "live"), 7)
         store.disk = disk = DyingDisk(20, dies=True)
         with pytest.raises(Crash):
-            Artifacts(place.store, disk=disk).export(store, scratch=scratch)
+            Artifacts(place.store, env=Env(disk=disk)).export(store, scratch=scratch)
         assert list(Path(scratch).iterdir())
         place.artifacts().export(tiny(str(place.folder / "other"), 7), scratch=scratch)
         assert list(Path(scratch).iterdir()) == []
@@ -763,7 +764,7 @@ class TestRaces:
 
             line.hook(hook)
             ids = SeededChance(mine.getrandbits(64))
-            artifacts = kind(line, part=64, grace=HOUR, clock=clock, chance=ids)
+            artifacts = kind(line, part=64, grace=HOUR, env=Env(clock=clock, chance=ids))
             artifacts._workers = 0
 
             def work() -> None:

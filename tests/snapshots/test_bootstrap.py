@@ -33,7 +33,8 @@ from strandline.model.retention import NEWCOMER_SECONDS, SlotLimits
 from strandline.snapshots.artifacts import Artifacts
 from strandline.snapshots.bootstrapping import bootstrap
 from strandline.snapshots.sealed import next_number, snapshot_folder
-from strandline.storage.clock import CHANCE, CLOCK
+from strandline.storage.clock import CHANCE
+from strandline.storage.env import SYSTEM, Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Crash, FaultyStore
 from strandline.testing.plain import PlainStore
@@ -241,7 +242,7 @@ class TestSlots:
             create=True,
             retention="bytes:1KiB",
             limits=SlotLimits(lag_bytes=3000),
-            clock=clock,
+            env=Env(clock=clock),
         )
         for number in range(6):
             append(log, (b"a", b"%d" % number * 400))
@@ -270,7 +271,7 @@ class TestSlots:
             return create(name, position, **options)
 
         monkeypatch.setattr(log.slots, "create", raced)
-        SlotPin(log, "new", CLOCK).hold(log.start().at(3), is_stored=True)
+        SlotPin(log, "new", SYSTEM).hold(log.start().at(3), is_stored=True)
         assert log.slots.get("new").position == 3
 
 
@@ -380,9 +381,9 @@ class TestWhatIsThere:
             place.mkdir()
             tiny(str(place / "dest"), 2, a="0")
             disk = DyingDisk(number, dies=True)
-            source = Artifacts(published._store, disk=disk, workers=1)
+            source = Artifacts(published._store, env=Env(disk=disk), workers=1)
             try:
-                bootstrap(source, str(place / "dest"), TinyKind, replace=True, disk=disk)
+                bootstrap(source, str(place / "dest"), TinyKind, replace=True, env=Env(disk=disk))
             except (Crash, StorageError, AlreadyExists):
                 found = bootstrap(published, str(place / "dest"), TinyKind, replace=True)
                 assert found.at == cursor(5)

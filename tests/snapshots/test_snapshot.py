@@ -22,6 +22,7 @@ from strandline.snapshots.sealed import (
     unpack,
 )
 from strandline.storage.disk import DISK
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash
 from tests.disks import RecordingDisk
@@ -67,7 +68,7 @@ def refused(sealed: Path, error: type[Exception], match: str) -> None:
 class TestSealing:
     def test_a_sealed_snapshot_lists_its_content_with_size_and_hash_of_every_file(self, store, tmp_path):
         clock = ManualClock()
-        snapshot = store.export_to(str(tmp_path / "snap"), clock=clock)
+        snapshot = store.export_to(str(tmp_path / "snap"), env=Env(clock=clock))
         assert snapshot == read_snapshot(str(tmp_path / "snap")) == check_snapshot(str(tmp_path / "snap"))
         assert (snapshot.kind, snapshot.kind_version, snapshot.cursor) == ("tiny", 1, cursor(5))
         assert snapshot.created == clock.now()
@@ -113,7 +114,7 @@ class TestSealing:
 
     def test_the_manifest_is_written_when_all_data_is_durable_and_the_rename_comes_last(self, store, tmp_path):
         disk = RecordingDisk()
-        store.export_to(str(tmp_path / "snap"), disk=disk)
+        store.export_to(str(tmp_path / "snap"), env=Env(disk=disk))
         events = [(event.action, event.path.replace(str(tmp_path), "")) for event in disk.events]
         at = {event: number for number, event in enumerate(events)}
         manifest = next(number for number, event in enumerate(events) if event[1].endswith("MANIFEST.json"))
@@ -198,13 +199,13 @@ class TestSealing:
         self, store, tmp_path, dies, after
     ):
         calm = DyingDisk()
-        store.export_to(str(tmp_path / "calm" / "snap"), disk=calm)
+        store.export_to(str(tmp_path / "calm" / "snap"), env=Env(disk=calm))
         for number in range(len(calm.done)):
             place = tmp_path / f"{dies}{after}{number}"
             place.mkdir()
             disk = DyingDisk(number, dies=dies, after=after)
             try:
-                store.export_to(str(place / "snap"), disk=disk)
+                store.export_to(str(place / "snap"), env=Env(disk=disk))
             except (Crash, StorageError):
                 if not dies and (place / "snap").exists():
                     pytest.fail(f"a failure at {disk.done[number]} left a snapshot: {tree(place)}")
@@ -353,7 +354,7 @@ class TestImporting:
                 super().copy(source, target)
 
         with pytest.raises(CorruptData, match="was altered"):
-            TinyStore.import_from(str(sealed), str(tmp_path / "dest"), disk=Meddler())
+            TinyStore.import_from(str(sealed), str(tmp_path / "dest"), env=Env(disk=Meddler()))
         assert not (tmp_path / "dest").exists()
 
     def test_a_copy_that_is_not_what_the_original_is_is_noticed(self, sealed, tmp_path):
@@ -363,7 +364,7 @@ class TestImporting:
                 Path(target).write_bytes(Path(target).read_bytes()[::-1])
 
         with pytest.raises(CorruptData, match="was altered"):
-            TinyStore.import_from(str(sealed), str(tmp_path / "dest"), disk=Meddler())
+            TinyStore.import_from(str(sealed), str(tmp_path / "dest"), env=Env(disk=Meddler()))
         assert not (tmp_path / "dest").exists()
 
     def test_a_link_put_in_place_of_a_file_while_it_is_imported_brings_nothing_in(self, sealed, tmp_path):
@@ -377,7 +378,7 @@ class TestImporting:
                 super().copy(source, target)
 
         with pytest.raises(CorruptData, match="was altered"):
-            TinyStore.import_from(str(sealed), str(tmp_path / "dest"), disk=Meddler())
+            TinyStore.import_from(str(sealed), str(tmp_path / "dest"), env=Env(disk=Meddler()))
         assert not (tmp_path / "dest").exists()
 
     def test_a_copy_that_cannot_be_opened_is_not_kept(self, sealed, tmp_path):
@@ -395,7 +396,7 @@ class TestImporting:
         self, sealed, tmp_path, dies, after
     ):
         calm = DyingDisk()
-        TinyStore.import_from(str(sealed), str(tmp_path / "calm" / "dest"), disk=calm)
+        TinyStore.import_from(str(sealed), str(tmp_path / "calm" / "dest"), env=Env(disk=calm))
         last = next(number for number, done in enumerate(calm.done) if done.startswith("remove ")) + 1
         for number in range(last):
             place = tmp_path / f"{dies}{after}{number}"
@@ -403,7 +404,7 @@ class TestImporting:
             (place / "dest").mkdir()
             disk = DyingDisk(number, dies=dies, after=after)
             try:
-                TinyStore.import_from(str(sealed), str(place / "dest"), disk=disk)
+                TinyStore.import_from(str(sealed), str(place / "dest"), env=Env(disk=disk))
             except (Crash, StorageError):
                 if not dies:
                     assert tree(place / "dest") == {}, f"a failure at {disk.done[number]} changed the destination"
@@ -478,7 +479,7 @@ class TestNumbered:
         for number in range(1, 40):
             disk = DyingDisk(number, dies=True)
             try:
-                trim(str(folder), keep=1, disk=disk, chance=SeededChance(number))
+                trim(str(folder), keep=1, env=Env(disk=disk, chance=SeededChance(number)))
             except Crash:
                 for path in folder.iterdir():
                     if not path.name.startswith("."):

@@ -11,6 +11,7 @@ from uuid import UUID
 from strandline.errors import Contended, OutcomeUnknown, TransientStorageError
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
@@ -43,7 +44,7 @@ class History:
 
 def open_store_cell(store: ObjectStore) -> StoreCell[str]:
     """The cell that :func:`play` creates, as the package itself opens it."""
-    return StoreCell(store, "cell", JsonCodec[str](), clock=ManualClock(), chance=SeededChance(3))
+    return StoreCell(store, "cell", JsonCodec[str](), env=Env(clock=ManualClock(), chance=SeededChance(3)))
 
 
 def play(

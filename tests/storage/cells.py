@@ -20,6 +20,7 @@ from strandline.errors import (
 )
 from strandline.model.stamp import REMEMBERED, OpId, Stamped
 from strandline.storage.cell import StoreCell
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, FaultyStore
@@ -79,7 +80,7 @@ class CellContract:
 
     def open_cell(self, store: ObjectStore) -> StoreCell[int]:
         """A cell over the store that has seen nothing yet; it must not sleep in real time."""
-        return StoreCell(store, "cells/counter", JsonCodec[int](), clock=ManualClock(), chance=SeededChance(2))
+        return StoreCell(store, "cells/counter", JsonCodec[int](), env=Env(clock=ManualClock(), chance=SeededChance(2)))
 
     def create(self, store: ObjectStore) -> None:
         """Make the cell, with the value 0."""

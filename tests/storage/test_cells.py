@@ -10,6 +10,7 @@ from obstore.store import MemoryStore
 from strandline.errors import AlreadyExists, Contended, NotFound, OutcomeUnknown, TransientStorageError
 from strandline.model.stamp import REMEMBERED, Stamped
 from strandline.storage.cell import StoreCell
+from strandline.storage.env import Env
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.objects.remote import ObstoreStore
 from strandline.storage.objects.store import ObjectStore
@@ -143,7 +144,7 @@ class TestCreating:
 
     @pytest.fixture
     def cell(self, line: FaultyStore) -> StoreCell[int]:
-        return StoreCell(line, "cell", JsonCodec[int](), clock=ManualClock(), chance=SeededChance(1))
+        return StoreCell(line, "cell", JsonCodec[int](), env=Env(clock=ManualClock(), chance=SeededChance(1)))
 
     def test_a_cell_is_created_once(self, cell: StoreCell[int]) -> None:
         new_op = Operations()
@@ -197,7 +198,7 @@ class TestPatience:
     def test_pauses_between_tries_grow_and_end(self) -> None:
         store, clock = FaultyStore(PlainStore()), ManualClock()
         backoff = Backoff(attempts=6, base=0.01, ceiling=0.1)
-        cell = StoreCell(store, "cell", JsonCodec[int](), backoff=backoff, clock=clock, chance=SeededChance(1))
+        cell = StoreCell(store, "cell", JsonCodec[int](), backoff=backoff, env=Env(clock=clock, chance=SeededChance(1)))
         cell.create(Operations()(), 0)
         rival = StoreCell(store._inner, "cell", JsonCodec[int]())
         new_op = Operations(2)

@@ -20,6 +20,7 @@ from strandline.errors import (
     TransientStorageError,
 )
 from strandline.model.stamp import OpId, Stamped
+from strandline.storage.env import Env
 from strandline.storage.lease import MARGIN, Lease, LeaseCodec, LeaseState, Sighting, released, renewed, taken
 from strandline.storage.objects.local import LocalStore
 from strandline.testing.clock import ManualClock, SeededChance
@@ -116,7 +117,9 @@ def lease(store, clock):
     names = SeededChance(5)
 
     def make(name: str, seconds: float = TERM, *, on=clock, where=store) -> Lease:
-        return Lease(where, "leases/export", name, seconds=seconds, clock=on, chance=SeededChance(names.uuid().int))
+        return Lease(
+            where, "leases/export", name, seconds=seconds, env=Env(clock=on, chance=SeededChance(names.uuid().int))
+        )
 
     return make
 
@@ -548,7 +551,7 @@ def play(seed: int, kind: type[Lease] = Lease) -> History:  # noqa: C901 - one s
                 try:
                     if lease is None:
                         token = SeededChance(dice.getrandbits(64))
-                        lease = kind(line, "lease", name, seconds=TERM, clock=clock, chance=token)
+                        lease = kind(line, "lease", name, seconds=TERM, env=Env(clock=clock, chance=token))
                         leases[name] = lease
                     if not lease.held():
                         lease.try_acquire()
@@ -590,18 +593,18 @@ class CountsFromTheAnswer(Lease):
     """Broken: its term begins when the answer came."""
 
     def _granted(self, state, asked):
-        return super()._granted(state, self._clock.boot())
+        return super()._granted(state, self._env.clock.boot())
 
 
 class CountsFromBeforeTheLook(Lease):
     """Broken: as a challenger it counts from before it read the lease."""
 
     def try_acquire(self):
-        self._before = self._clock.boot()
+        self._before = self._env.clock.boot()
         return super().try_acquire()
 
     def _observe(self, state):
-        now = self._clock.boot()
+        now = self._env.clock.boot()
         self._seen = Sighting(state, self._before) if self._seen is None else self._seen.again(state, self._before)
         return state if self._seen.has_expired(now) else None
 
@@ -610,7 +613,7 @@ class TrustsTheWallClock(Lease):
     """Broken: writes down when it asked, and believes what others wrote."""
 
     def _op(self):
-        self._mine = replace(self._mine, holder=f"{self._mine.holder.partition('@')[0]}@{self._clock.now()}")
+        self._mine = replace(self._mine, holder=f"{self._mine.holder.partition('@')[0]}@{self._env.clock.now()}")
         return super()._op()
 
     def _create(self, asked, above):
@@ -621,7 +624,7 @@ class TrustsTheWallClock(Lease):
         if state.holder is None:
             return None
         written = int(state.holder.partition("@")[2])
-        return state if self._clock.now() - written > state.seconds * 1e6 else None
+        return state if self._env.clock.now() - written > state.seconds * 1e6 else None
 
 
 class ForgetsSuspension(Lease):
@@ -630,7 +633,7 @@ class ForgetsSuspension(Lease):
     def __init__(self, *args, clock, **options):
         awake = type("Awake", (), {name: getattr(clock, name) for name in ("now", "monotonic", "sleep", "wait")})
         awake.boot = clock.monotonic
-        super().__init__(*args, clock=awake, **options)
+        super().__init__(*args, env=Env(clock=awake), **options)
 
 
 class ComesBackUnderItsName(Lease):

@@ -5,6 +5,7 @@ import contextlib
 import pytest
 
 from strandline.errors import AlreadyExists, NotFound
+from strandline.storage.env import Env
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.objects.store import ABSENT, Match
 from strandline.testing.clock import SeededChance
@@ -14,7 +15,7 @@ PATHS = ("head", "batches/1/a", "batches/1/b", "batches/2/a")
 
 
 def store_on(disk, number):
-    return LocalStore("/root/log", disk=disk, chance=SeededChance(number))
+    return LocalStore("/root/log", env=Env(disk=disk, chance=SeededChance(number)))
 
 
 def found(store):
@@ -66,7 +67,7 @@ class Trusting(LocalStore):
     """Broken: counts an existing folder as durable, whichever process created it."""
 
     def _ensure(self, folder):
-        self._disk.make_folders(folder)
+        self._env.disk.make_folders(folder)
 
 
 @pytest.mark.matrix

@@ -17,6 +17,7 @@ import strandline as sl
 from strandline.errors import InvalidInput, StorageError
 from strandline.model.records import record_batch
 from strandline.storage.disk import LocalDisk
+from strandline.storage.env import Env
 from strandline.storage.file_append import SETTING, parse_umask
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.objects.store import ABSENT, Match
@@ -114,7 +115,7 @@ def test_existing_files_keep_their_mode(tmp_path):
 
 
 def test_a_stranger_s_lock_ends_in_an_error_that_names_it_and_changes_nothing(tmp_path):
-    store = LocalStore(str(tmp_path), disk=LocalDisk(clock=ManualClock()))
+    store = LocalStore(str(tmp_path), env=Env(disk=LocalDisk(clock=ManualClock())))
     version = store.put_if("head", b"one", ABSENT)
     version = store.put_if("head", b"two", Match(version))
     with (tmp_path / ".~lock-head").open() as held:

@@ -63,6 +63,7 @@ for _ in range(times):
 
 HOLD_THE_LOCK = """
 import sys
+from strandline.storage.env import Env
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.objects.store import Match
 from tests.disks import RecordingDisk
@@ -72,7 +73,7 @@ class StuckDisk(RecordingDisk):
         print("holding", flush=True)
         sys.stdin.readline()
 
-store = LocalStore(sys.argv[1], disk=StuckDisk())
+store = LocalStore(sys.argv[1], env=Env(disk=StuckDisk()))
 store.put_if("a", b"never acknowledged", Match(store.get("a").version))
 """
 

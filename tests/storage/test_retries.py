@@ -16,6 +16,7 @@ from strandline.errors import (
     StorageError,
     TransientStorageError,
 )
+from strandline.storage.env import Env
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.objects.store import ABSENT, Match, ObjectStore
 from strandline.storage.retry import Backoff, RetryingStore
@@ -47,7 +48,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def store(line: FaultyStore, clock: ManualClock) -> RetryingStore:
-    return RetryingStore(line, backoff=Backoff(attempts=5), clock=clock, chance=SeededChance(1))
+    return RetryingStore(line, backoff=Backoff(attempts=5), env=Env(clock=clock, chance=SeededChance(1)))
 
 
 class TestRetryingStoreOnABadLine(ObjectStoreContract):
@@ -60,7 +61,7 @@ class TestRetryingStoreOnABadLine(ObjectStoreContract):
         bad = Faults(before=0.2, throttled=0.1)
         calm: dict = {"put_if": Faults()}
         line = FaultyStore(PlainStore(), seed=4, faults=bad, per_operation=calm)
-        return RetryingStore(line, backoff=Backoff(attempts=50), clock=ManualClock())
+        return RetryingStore(line, backoff=Backoff(attempts=50), env=Env(clock=ManualClock()))
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -131,7 +132,7 @@ def test_a_put_whose_answer_was_lost_is_written_again(store: RetryingStore, line
 
 def test_pauses_double_up_to_the_ceiling_and_have_jitter(line: FaultyStore, clock: ManualClock) -> None:
     backoff = Backoff(attempts=8, base=0.05, ceiling=0.7)
-    store = RetryingStore(line, backoff=backoff, clock=clock, chance=SeededChance(1))
+    store = RetryingStore(line, backoff=backoff, env=Env(clock=clock, chance=SeededChance(1)))
     line.fail_next("get", times=8)
     with pytest.raises(TransientStorageError):
         store.get("a")
@@ -155,7 +156,9 @@ def test_a_listing_that_breaks_off_continues_after_its_last_row() -> None:
     broken = 0
     for seed in range(50):
         line = FaultyStore(place, seed=seed, faults=Faults(before=0.1, after=0.6))
-        store = RetryingStore(line, backoff=Backoff(attempts=40), clock=ManualClock(), chance=SeededChance(seed))
+        store = RetryingStore(
+            line, backoff=Backoff(attempts=40), env=Env(clock=ManualClock(), chance=SeededChance(seed))
+        )
         assert paths(store, "n", "n009") == names[10:]
         broken += len(line.log) - 1
     assert broken > 50
@@ -172,7 +175,7 @@ def test_a_listing_counts_its_failures_again_after_each_row(line: FaultyStore, c
                 yield row
                 raise TransientStorageError("broken off after one row")
 
-    store = RetryingStore(OneRowAtATime(line), backoff=Backoff(attempts=2), clock=clock)
+    store = RetryingStore(OneRowAtATime(line), backoff=Backoff(attempts=2), env=Env(clock=clock))
     assert len(paths(store, "row/")) == 12
 
 

@@ -14,6 +14,7 @@ from obstore.store import MemoryStore
 
 from strandline.errors import AlreadyExists, Conflict, CorruptData, DiskFull, InvalidInput, StorageError
 from strandline.storage.disk import DISK, FolderRow, LocalDisk
+from strandline.storage.env import Env
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.objects.remote import ObstoreStore
 from strandline.storage.objects.store import ABSENT, Match, ObjectStore
@@ -113,7 +114,7 @@ class TestDurability:
 
     @pytest.fixture
     def store(self, tmp_path: Path, disk: RecordingDisk) -> LocalStore:
-        return LocalStore(str(tmp_path), disk=disk)
+        return LocalStore(str(tmp_path), env=Env(disk=disk))
 
     def test_a_put_is_synced_as_a_file_then_named_then_synced_as_a_name(
         self, store: LocalStore, disk: RecordingDisk, tmp_path: Path
@@ -208,7 +209,7 @@ class TestDurability:
 class TestFailingDisk:
     def test_a_put_that_finds_no_room_changes_nothing_and_leaves_nothing(self, tmp_path: Path) -> None:
         disk = FullDisk(DISK, 100)
-        store = LocalStore(str(tmp_path), disk=disk)
+        store = LocalStore(str(tmp_path), env=Env(disk=disk))
         store.put("a", b"x" * 60)
         with pytest.raises(DiskFull):
             store.put("a", b"y" * 60)
@@ -223,7 +224,7 @@ class TestFailingDisk:
 
     def test_a_put_works_again_when_there_is_room(self, tmp_path: Path) -> None:
         disk = FullDisk(DISK, 10)
-        store = LocalStore(str(tmp_path), disk=disk)
+        store = LocalStore(str(tmp_path), env=Env(disk=disk))
         with pytest.raises(DiskFull):
             store.put_if("a", b"y" * 60, ABSENT)
         disk.make_room(60)
@@ -407,7 +408,7 @@ class TestListingAFolder:
                 scanned.append(os.path.relpath(path, tmp_path))
                 return super().scan(path)
 
-        store = LocalStore(str(tmp_path), disk=Watched())
+        store = LocalStore(str(tmp_path), env=Env(disk=Watched()))
         for name in ("a/b/c/1", "a/b/c/2", "a/b/other/1", "a/x/1", "y/1"):
             store.put(name, b"")
         assert paths(store, "a/b/c/") == ["a/b/c/1", "a/b/c/2"]

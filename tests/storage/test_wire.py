@@ -21,6 +21,7 @@ from strandline.errors import (
 )
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
+from strandline.storage.env import Env
 from strandline.storage.objects.remote import ObstoreStore
 from strandline.storage.objects.store import ABSENT, Match, ObjectStore, Version
 from strandline.storage.retry import RetryingStore
@@ -92,11 +93,11 @@ def store(server: Server, url: str, line: FaultyProxy) -> ObstoreStore:
 @pytest.fixture
 def patient(store: ObstoreStore) -> RetryingStore:
     """The store as ``open_store`` opens it, with a clock of the test."""
-    return RetryingStore(store, clock=ManualClock(), chance=SeededChance(1))
+    return RetryingStore(store, env=Env(clock=ManualClock(), chance=SeededChance(1)))
 
 
 def cell_in(store: ObjectStore) -> StoreCell[int]:
-    return StoreCell(store, "cell", JsonCodec[int](), clock=ManualClock(), chance=SeededChance(2))
+    return StoreCell(store, "cell", JsonCodec[int](), env=Env(clock=ManualClock(), chance=SeededChance(2)))
 
 
 OPERATIONS: dict[str, Callable[[ObjectStore, Version], object]] = {
@@ -268,7 +269,7 @@ class TestLostAnswers:
 
         def work(number: int) -> None:
             through = ObstoreStore(url, server.options_through(line.endpoint))
-            cell, new_op = cell_in(RetryingStore(through, clock=ManualClock())), Operations(100 + number)
+            cell, new_op = cell_in(RetryingStore(through, env=Env(clock=ManualClock()))), Operations(100 + number)
             for _ in range(changes):
                 op = new_op()
                 while True:
@@ -373,7 +374,7 @@ class TestStoreInAStorm(ObjectStoreContract):
         s3_proxy.weather = Weather({reset(): 0.05, answer(503, "SlowDown"): 0.05}, seed=1, spares_conditional=True)
         s3_proxy.remember = False
         through = ObstoreStore(s3_server.url(BUCKET, fresh_prefix()), s3_server.options_through(s3_proxy.endpoint))
-        return RetryingStore(through, clock=ManualClock())
+        return RetryingStore(through, env=Env(clock=ManualClock()))
 
 
 @pytest.mark.matrix

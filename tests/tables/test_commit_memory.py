@@ -27,7 +27,7 @@ from strandline.log.object import ObjectLog
 from strandline.log.read.decoded_sizes import DecodedSizes
 from strandline.log.read.reading import fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Span
-from strandline.storage.clock import CLOCK
+from strandline.storage.env import SYSTEM
 from strandline.tables.files import part as parts_module
 from strandline.tables.files.part import TablePart
 from strandline.tables.work import InProcess, written
@@ -72,7 +72,7 @@ def route(log: ObjectLog, place: Path, workers: InProcess | None = None) -> tupl
     committer = begin(log, sink, None, start="beginning", holder="me")
     assert committer.table is not None
     commits = Commits([])
-    return TableRoute(log, committer, committer.table, Pieces(log), workers or InProcess(), CLOCK, commits), commits
+    return TableRoute(log, committer, committer.table, Pieces(log), workers or InProcess(), SYSTEM, commits), commits
 
 
 def everything(log: ObjectLog) -> tuple[Sequence[Span], Cursor, Cursor]:
@@ -270,7 +270,7 @@ def test_a_sudden_change_to_repetitive_records_is_noticed_while_they_are_read(
     sink, commits = sl.DeltaSink(tmp_path / "table", mode=mode), Commits([])
     committer = begin(log, sink, None, start="beginning", holder="me")
     engine = Engine(Batching(bytes=MIB), upto=log.end().next)
-    Follower(engine, log, committer, None, CLOCK, observer=commits).run(committer.start, None)
+    Follower(engine, log, committer, None, SYSTEM, observer=commits).run(committer.start, None)
     assert max(one.decoded for found in commits.ranges for one in found.written) <= MIB * 5 // 4
     assert [found.since.next for found in commits.ranges[1:]] == [found.upto.next for found in commits.ranges[:-1]]
     assert len(commits.ranges) < 10

@@ -17,6 +17,7 @@ from strandline.cli.app import app
 from strandline.errors import InvalidInput
 from strandline.log.memory import MemoryLog
 from strandline.storage.disk import LocalDisk
+from strandline.storage.env import Env
 from strandline.tables.maintain.operations import describe, optimize, rebuild, vacuum, verify
 from tests.cases import some
 
@@ -247,7 +248,7 @@ def test_joined_files_are_on_the_disk_before_optimize_returns(tmp_path, log):
             synced.append(path)
             super().sync_file(path)
 
-    sink = sl.DeltaSink(str(tmp_path / "table"), mode="append", disk=Watched())
+    sink = sl.DeltaSink(str(tmp_path / "table"), mode="append", env=Env(disk=Watched()))
     for end in (10, 20):
         sl.follow(log, sink, upto=end)
     synced.clear()

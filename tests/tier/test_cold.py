@@ -25,6 +25,7 @@ from strandline.model.retention import Consumed, MaxBytes
 from strandline.model.segments import COLD_FILE as COLD
 from strandline.model.segments import ColdTier
 from strandline.model.stamp import OpId, Stamped
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import FaultyStore
@@ -46,7 +47,7 @@ def fresh() -> Iterator[None]:
 
 
 def cell_in(store: ObjectStore, log_id: UUID = LOG) -> ColdCell:
-    return ColdCell(store, log_id, clock=ManualClock(), chance=SeededChance(3))
+    return ColdCell(store, log_id, env=Env(clock=ManualClock(), chance=SeededChance(3)))
 
 
 # --- what is written down --------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from strandline.model.records import Op, record_batch
 from strandline.model.retention import TIER_SLOT as SLOT
 from strandline.model.retention import Consumed, MaxAge, MaxBytes
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, TopicPartition
+from strandline.storage.env import Env
 from strandline.storage.objects.store import Payload
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
@@ -112,8 +113,8 @@ class World:
 
     def __post_init__(self) -> None:
         self.plain = PlainStore(clock=self.clock)
-        log = open_log(self.plain, create=True, clock=self.clock, chance=self.chance)
-        ColdCell(self.plain, log.log_id, clock=self.clock, chance=self.chance).attach("plain://", "memory://")
+        log = open_log(self.plain, create=True, env=Env(clock=self.clock, chance=self.chance))
+        ColdCell(self.plain, log.log_id, env=Env(clock=self.clock, chance=self.chance)).attach("plain://", "memory://")
         fill(log)
 
     def point(self) -> None:
@@ -125,7 +126,7 @@ class World:
         self.points += 1
 
     def log(self) -> ObjectLog:
-        return open_log(self.plain, clock=self.clock, chance=self.chance)
+        return open_log(self.plain, env=Env(clock=self.clock, chance=self.chance))
 
     def tierer(self, *, hooked: bool = False, store: FaultyStore | None = None, **options: object) -> Tierer:
         """A tierer in a process of its own: everything but the world is new."""
@@ -133,13 +134,13 @@ class World:
         faulty = store or FaultyStore(self.plain)
         if hooked:
             faulty.hook(lambda _: self.point())
-        log = open_log(faulty, clock=self.clock, chance=self.chance)
+        log = open_log(faulty, env=Env(clock=self.clock, chance=self.chance))
         events: Topic = HookedTopic(self.topic, self.point) if hooked else self.topic  # type: ignore[assignment]
-        manager = MetadataManager.start(events, background=False, clock=self.clock)
+        manager = MetadataManager.start(events, background=False, env=Env(clock=self.clock))
         manager.reconcile_assignment(range(3))
-        announced = ColdCell(faulty, log.log_id, clock=self.clock, chance=self.chance)
+        announced = ColdCell(faulty, log.log_id, env=Env(clock=self.clock, chance=self.chance))
         chosen = {"target": TARGET, "grace": 0.0, "name": "orders", "announced": announced, **options}
-        return Tierer(log, manager, faulty, clock=self.clock, chance=self.chance, **chosen)  # type: ignore[arg-type]
+        return Tierer(log, manager, faulty, env=Env(clock=self.clock, chance=self.chance), **chosen)  # type: ignore[arg-type]
 
     def forget(self) -> None:
         """Let the log itself forget all that the cold tier has."""
@@ -148,7 +149,7 @@ class World:
         log.trim(grace=0.0)
 
     def segments(self) -> list[SegmentMetadata]:
-        manager = MetadataManager.start(self.topic, background=False, clock=self.clock)
+        manager = MetadataManager.start(self.topic, background=False, env=Env(clock=self.clock))
         manager.reconcile_assignment(range(3))
         partition = Tierer(self.log(), manager, self.plain).partition
         return manager.current(partition, lambda cache: list(cache.segments(partition)))
@@ -276,15 +277,15 @@ def test_progress_is_reported(world: World) -> None:
 
 def test_a_write_ahead_log_is_copied_with_its_terms_and_times(tmp_path: Path) -> None:
     clock, store = ManualClock(), PlainStore()
-    manager = MetadataManager.start(MemoryTopic(2), background=False, clock=clock)
+    manager = MetadataManager.start(MemoryTopic(2), background=False, env=Env(clock=clock))
     manager.reconcile_assignment(range(2))
-    with WalLog.open(str(tmp_path), clock=clock) as log:
+    with WalLog.open(str(tmp_path), env=Env(clock=clock)) as log:
         times = []
         for number, term in enumerate([1, 1, 3, 3, 7]):
             times.append(clock.now())
             log.append_batch(batch_of(number), term=term).result(120)
             clock.advance(5)
-        tierer = Tierer(log, manager, store, clock=clock, chance=SeededChance(3))
+        tierer = Tierer(log, manager, store, env=Env(clock=clock, chance=SeededChance(3)))
         (segment,) = tierer.run_once(everything=True).copied
         assert segment.terms == ((1, 0), (3, 40), (7, 80))
         assert cold(store, [segment]).equals(pa.Table.from_batches(log.read()))
@@ -310,8 +311,8 @@ def test_a_gap_between_the_tiers_is_reported_and_not_skipped(world: World) -> No
 
 def test_unassigned_events_are_not_taken_for_an_empty_cold_tier(world: World) -> None:
     world.tierer().run_once(everything=True)
-    manager = MetadataManager.start(world.topic, background=False, clock=world.clock)
-    tierer = Tierer(world.log(), manager, world.plain, clock=world.clock)
+    manager = MetadataManager.start(world.topic, background=False, env=Env(clock=world.clock))
+    tierer = Tierer(world.log(), manager, world.plain, env=Env(clock=world.clock))
     with pytest.raises(NotReady):
         tierer.run_once(everything=True)
     clean(world)
@@ -523,9 +524,9 @@ def test_a_lost_answer_to_the_finish_is_not_taken_for_a_failure(world: World) ->
             return offsets
 
     topic = Losing(world.topic, lambda: None)
-    manager = MetadataManager.start(topic, background=False, clock=world.clock)  # type: ignore[arg-type]
+    manager = MetadataManager.start(topic, background=False, env=Env(clock=world.clock))  # type: ignore[arg-type]
     manager.reconcile_assignment(range(3))
-    Tierer(world.log(), manager, world.plain, target=TARGET, clock=world.clock).run_once(everything=True)
+    Tierer(world.log(), manager, world.plain, target=TARGET, env=Env(clock=world.clock)).run_once(everything=True)
     clean(world)
 
 

@@ -35,7 +35,8 @@ from strandline.model.arguments import ANY, checked
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.head import SourceProof
 from strandline.model.records import READ_SCHEMA
-from strandline.storage.clock import CHANCE, CLOCK
+from strandline.storage.clock import CHANCE
+from strandline.storage.env import SYSTEM
 from strandline.storage.task_pool import TaskPool, ThreadPool
 from strandline.tier.read.tiered_log import TieredLog, hot_tier
 
@@ -165,7 +166,7 @@ def ingest(
             raise InvalidInput(
                 f"start is {first.next:,}, and the source ends at {end.next:,}: begin earlier, or try again later."
             )
-        held.enter_context(pinned(copied, first.next, clock=CLOCK, chance=CHANCE))
+        held.enter_context(pinned(copied, first.next, env=SYSTEM))
         job = _IngestJob(copied, hot, pool or ThreadPool(), reopen, formats, on_progress)
         reached, records = job.run(first, None if stored is None else stored.number, end)
     last = sink.last_append(copied.log_id)

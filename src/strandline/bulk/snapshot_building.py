@@ -27,8 +27,8 @@ from strandline.model.snapshot import Snapshot
 from strandline.snapshots.artifacts import Artifacts
 from strandline.snapshots.sealed import check_snapshot
 from strandline.snapshots.staging import check_free, scratch_folder
-from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK
+from strandline.storage.env import SYSTEM
 from strandline.storage.objects.store import ABSENT, ObjectStore
 from strandline.storage.objects.urls import open_store
 from strandline.storage.task_pool import TaskPool, ThreadPool
@@ -279,7 +279,7 @@ def _sealed_rocks(folder: str, found: Iterator[tuple[pa.Array, pa.Array]], curso
     """The state as a RocksDB store, sealed; the store itself is beside the folder meanwhile."""
     from strandline.followers.stores.rocks import RocksStore
 
-    with scratch_folder(folder, disk=DISK, chance=CHANCE) as place:
+    with scratch_folder(folder, env=SYSTEM) as place:
         store: Any = RocksStore.open(f"{place}/store", sync=False)
         with contextlib.closing(store):
             return _filled(store, found, cursor).export_to(folder)

@@ -113,7 +113,7 @@ class _Job:
             self.found.examined.update({name: listing.examined[name] for name in ("slots", "chunks", "trims")})
             return all(finding.kind is not FindingKind.HEAD for finding in self.found.damage)
         if self.is_wal:
-            total = data_bytes(hot.folder, disk=hot.disk)
+            total = data_bytes(hot.folder, disk=hot.env.disk)
             read = 0
 
             def progressed(more: int) -> None:
@@ -121,7 +121,7 @@ class _Job:
                 read += more
                 self.on_progress(read, total)
 
-            files = verify_wal(hot.folder, disk=hot.disk, clock=hot.clock, on_progress=progressed)
+            files = verify_wal(hot.folder, env=hot.env, on_progress=progressed)
             self.found.take(files.findings)
             self.found.examined.update(files.examined)
             self.found.bounds = files.bounds

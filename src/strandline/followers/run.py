@@ -31,7 +31,7 @@ from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.head import LogBatch
 from strandline.model.records import READ_SCHEMA
 from strandline.model.sink import BatchSink, Sink
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.tables.work import InProcess, Workers
 
 __all__ = ["Batching", "Start", "begin", "follow"]
@@ -54,8 +54,7 @@ def follow(
     stop: StopEvent | None = None,
     holder: str | None = None,
     on_progress: Callable[[Cursor], None] = lambda _: None,
-    clock: Clock = CLOCK,
-    chance: Chance = CHANCE,
+    env: Env = SYSTEM,
 ) -> Cursor:
     """Keep a sink exactly in step with a log, or the log at an address; returns the cursor that the sink has stored.
 
@@ -74,12 +73,12 @@ def follow(
     took over, ``CorruptData`` or ``NotFound`` naming a damaged object; the sink is then unchanged.
     """
     with log_at(log, changes_slots=slot is not None) as source:
-        committer = begin(source, sink, slot, start=start, holder=holder or str(chance.uuid()), repair=repair)
+        committer = begin(source, sink, slot, start=start, holder=holder or str(env.chance.uuid()), repair=repair)
         # Also while the sink applies a batch.
-        alive = contextlib.nullcontext(committer) if slot is None else SlotHeartbeat(committer, source, clock=clock)
+        alive = contextlib.nullcontext(committer) if slot is None else SlotHeartbeat(committer, source, env=env)
         with committer.abandoned_on_error(), alive as position:
             engine = Engine(batching or Batching(), upto=source.end().next if upto == "end" else upto)
-            follower = Follower(engine, source, committer, position, clock, on_progress=on_progress)
+            follower = Follower(engine, source, committer, position, env, on_progress=on_progress)
             end = follower.run(committer.start, stop)
             committer.settle()
             return end
@@ -194,7 +193,7 @@ class Follower:
     log: Log | PushedLog
     sink: Sink | BatchSink
     slot: TouchableSlot | None
-    clock: Clock
+    env: Env
     seen_every: float = _SEEN_EVERY
     workers: Workers = field(default_factory=InProcess)
     observer: Observer = field(default_factory=Observer)
@@ -216,14 +215,14 @@ class Follower:
             raise TypeError("A copy follows pushed batches, and a table follows a log.")
         elif isinstance(sink, SinkCommitter) and sink.table is not None and not log.counts_batches:
             most = self.engine.batching.bytes
-            self._route = TableRoute(log, sink, sink.table, Pieces(log), self.workers, self.clock, self.observer, most)
+            self._route = TableRoute(log, sink, sink.table, Pieces(log), self.workers, self.env, self.observer, most)
         else:
             # Also if its offsets are batches, and not records that workers could count.
             self._route = _IntoTable(log, sink, Pieces(log))
 
     def begin(self, cursor: Cursor) -> None:
         """Resume at this cursor, which is the sink's own."""
-        self._seen = self.clock.monotonic()
+        self._seen = self.env.clock.monotonic()
         self._event = events.Began(cursor)
 
     def run(self, cursor: Cursor, stop: StopEvent | None) -> Cursor:
@@ -245,9 +244,9 @@ class Follower:
         """Do one step; returns the cursor if it was the last. Waits for the log for a quarter of a second at most."""
         if self._event is None:
             raise AssertionError("begin() was not called")
-        action = self.engine.step(self._event, self.clock.monotonic())
+        action = self.engine.step(self._event, self.env.clock.monotonic())
         if isinstance(action, events.Apply):  # the sink does both in one step
-            action = self.engine.step(Signal.APPLIED, self.clock.monotonic())
+            action = self.engine.step(Signal.APPLIED, self.env.clock.monotonic())
         if isinstance(action, events.Finish) and action.cursor is not None:
             return action.cursor
         self._event = self._do(action)
@@ -267,7 +266,7 @@ class Follower:
                 self.observer.step("advanced")
                 return Signal.NOTHING
             case events.Pause(seconds):
-                self.clock.sleep(min(seconds, _POLL))  # so that a stop takes effect soon
+                self.env.clock.sleep(min(seconds, _POLL))  # so that a stop takes effect soon
                 return Signal.NOTHING
             case events.GiveUp() if self._failure is not None:
                 raise self._failure
@@ -293,7 +292,7 @@ class Follower:
             if not self.retries_errors or not error.retryable or self._failed_reads >= self.engine.retries.attempts:
                 raise
             _LOGGER.warning("The log cannot be read now, and is tried again: %s", error)
-            self.clock.sleep(min(_POLL, self.engine.retries.pause(self._failed_reads - 1, 1.0)))
+            self.env.clock.sleep(min(_POLL, self.engine.retries.pause(self._failed_reads - 1, 1.0)))
             return Signal.NOTHING
         self._failed_reads = 0
         if found is None:
@@ -307,12 +306,12 @@ class Follower:
         stored = self.sink.cursor(self.log.log_id)  # stored, not only sent to it
         if self.slot is not None and stored is not None:
             self.slot.advance(stored)
-            self._seen = self.clock.monotonic()
+            self._seen = self.env.clock.monotonic()
         if stored is not None:
             self.on_progress(stored)
 
     def _touch_slot(self) -> None:
         """Touch the slot of an idle follower, so that it is not invalidated as idle."""
-        if self.slot is not None and self.clock.monotonic() - self._seen >= self.seen_every:
+        if self.slot is not None and self.env.clock.monotonic() - self._seen >= self.seen_every:
             self.slot.touch()
-            self._seen = self.clock.monotonic()
+            self._seen = self.env.clock.monotonic()

@@ -14,7 +14,7 @@ from strandline.followers.pieces import Pieces
 from strandline.log.contract import Log
 from strandline.log.read.planning import cursor_after
 from strandline.model.cursor import Cursor, Limit, Span
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.tables.apply import TableSink, apply_with
 from strandline.tables.work import RangeTooLarge, Workers
 from strandline.tables.written import Written
@@ -55,7 +55,7 @@ class TableRoute:
     table: TableSink
     pieces: Pieces
     workers: Workers
-    clock: Clock
+    env: Env
     observer: Observer
     most: int | None = None
     """Bytes in memory that the records of a commit may take; a batch is not divided."""
@@ -81,7 +81,7 @@ class TableRoute:
 
     def _commit(self, spans: Sequence[Span], since: Cursor, upto: Cursor) -> None:
         self.observer.step("planned")
-        began = self.clock.monotonic()
+        began = self.env.clock.monotonic()
         done: list[Written] = []
         self.committer.check_holder()  # also before the columns of a table are changed
         try:
@@ -91,7 +91,7 @@ class TableRoute:
             self.workers.sizes.learn(read, error.next - error.first, error.decoded)
             raise
         self.workers.sizes.learn(spans, sum(one.records for one in done), sum(one.decoded for one in done))
-        self.observer.stored(StoredRange(since, upto, done, self.clock.monotonic() - began))
+        self.observer.stored(StoredRange(since, upto, done, self.env.clock.monotonic() - began))
         self.observer.step("committed")
 
     def _applied(self, spans: Sequence[Span], since: Cursor, upto: Cursor) -> Sequence[Written]:

@@ -19,8 +19,8 @@ from strandline.model.addresses import Address, ParsedAddress
 from strandline.model.arguments import checked
 from strandline.model.cursor import Start
 from strandline.opening import open_url
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
+from strandline.storage.env import SYSTEM, Env
 
 
 @checked
@@ -37,8 +37,7 @@ def ingest(
     on_progress: Callable[[IngestProgress], None] | None = None,
     source_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
-    clock: Clock = CLOCK,
-    chance: Chance = CHANCE,
+    env: Env = SYSTEM,
 ) -> Ingested:
     """Append every record of a source to a log, exactly once and in order, however often it is interrupted.
 
@@ -64,8 +63,7 @@ def ingest(
         source_options: Arguments of ``strandline.open`` for the address of the source; for Kafka and NATS ``config``,
             the settings of the client, and ``timeout``.
         target_options: The same for the target.
-        clock: The clock, for tests.
-        chance: Random numbers, for tests.
+        env: Clock and chance, for tests.
 
     Raises ``CursorExpired`` if the source deleted records that were not ingested yet, ``Diverged`` if it is not the one
     that was ingested before, ``OutOfOrder`` if another ingest appends the same source, or the target lost its end.
@@ -89,8 +87,7 @@ def ingest(
             stop=stop,
             batching=batching,
             on_progress=on_progress or (lambda _: None),
-            clock=clock,
-            chance=chance,
+            env=env,
         )
 
 

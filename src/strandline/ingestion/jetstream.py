@@ -18,7 +18,7 @@ from strandline.model.addresses import split_address
 from strandline.model.arguments import Duration, checked
 from strandline.model.cursor import Bounds, microseconds
 from strandline.model.records import Op
-from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -54,14 +54,14 @@ class JetStreamSource(MessageStream):
 
     @checked
     def __init__(
-        self, address: str, *, config: Mapping[str, Any] | None = None, timeout: Duration = 10.0, clock: Clock = CLOCK
+        self, address: str, *, config: Mapping[str, Any] | None = None, timeout: Duration = 10.0, env: Env = SYSTEM
     ) -> None:
         """Open ``nats://host:port/stream``; ``config`` are options of the client, such as ``user_credentials``."""
         server, self._stream = parse_nats(address)
-        self._clock = clock
+        self._clock = env.clock
         self._timeout = timeout
         super().__init__()
-        self._nats = NatsConnection([server], timeout=timeout, clock=clock, options=config or {})
+        self._nats = NatsConnection([server], timeout=timeout, env=env, options=config or {})
         self.name = f"Stream {self._stream}"
         self._consumer: PullConsumer | None = None
         self._incarnation = ""

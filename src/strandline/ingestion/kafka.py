@@ -23,7 +23,7 @@ from strandline.model.addresses import refuse_credentials, split_address
 from strandline.model.arguments import Duration, checked
 from strandline.model.cursor import Bounds
 from strandline.model.records import Op
-from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _NAMESPACE: Final = UUID("b2a1c2f0-3f0c-5a50-8c0e-6d1a9d6b7e52")
@@ -64,7 +64,7 @@ class KafkaPartition(MessageStream):
 
     @checked
     def __init__(
-        self, address: str, *, config: Mapping[str, Any] | None = None, timeout: Duration = 30.0, clock: Clock = CLOCK
+        self, address: str, *, config: Mapping[str, Any] | None = None, timeout: Duration = 30.0, env: Env = SYSTEM
     ) -> None:
         """Open ``kafka://host:port/topic/partition``; the partition may be left out if the topic has only one.
 
@@ -73,7 +73,7 @@ class KafkaPartition(MessageStream):
         bootstrap, topic, partition = parse_kafka(address)
         self._kafka = client()
         self._timeout = timeout
-        self._clock = clock
+        self._clock = env.clock
         super().__init__()
         self._topic = topic
         self._settings = common_settings(bootstrap, check_config(config or {}))

@@ -15,7 +15,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import SourceProof, WriterId, WriterState, proven
 from strandline.model.records import RECORD_SCHEMA, RecordSource
 from strandline.model.sink import remaining
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.retry import Backoff
 
 APPEND_BYTES: Final = 64 << 20
@@ -94,15 +94,12 @@ class LogSink:
     keys, values and headers are kept; other writers may append to the target, too.
     """
 
-    def __init__(
-        self, target: TargetLog, *, whole: bool = False, clock: Clock = CLOCK, chance: Chance = CHANCE
-    ) -> None:
+    def __init__(self, target: TargetLog, *, whole: bool = False, env: Env = SYSTEM) -> None:
         """Into ``target``. ``whole``: each source batch with an offset of its own becomes an append of its own."""
         require(target, "the target of an ingest", *TARGET)
         self._target = target
         self._whole = whole
-        self._clock = clock
-        self._chance = chance
+        self._env = env
         self._has_looked = False
         self._number: int | None = None
         """The position that the target remembers: the next append begins there. None before the first one."""
@@ -124,17 +121,17 @@ class LogSink:
 
         Not earlier: until then a failover may lose it, and its source must not forget the records.
         """
-        deadline = self._clock.monotonic() + _COMMITTED_WITHIN
+        deadline = self._env.clock.monotonic() + _COMMITTED_WITHIN
         while True:
             found = self._target.last_append(source_writer(str(log_id)))
             if found is None or self._target.bounds().next >= found.first + found.count:
                 return found
-            if self._clock.monotonic() > deadline:
+            if self._env.clock.monotonic() > deadline:
                 raise NotReady(
                     f"{self._target!r} has not committed its records up to offset {found.first + found.count} within "
                     f"{_COMMITTED_WITHIN:g} s: see that its replicas run, and start the ingest again."
                 )
-            self._clock.sleep(_LOOK)
+            self._env.clock.sleep(_LOOK)
 
     def cursor(self, log_id: UUID) -> Cursor | None:
         """The position in the source that is stored in the target; None if nothing was ingested yet."""
@@ -206,7 +203,7 @@ class LogSink:
                 attempt += 1
                 if self._gives_up or attempt >= RETRIES.attempts or not may_be_repeated(error):
                     raise
-                self._clock.sleep(RETRIES.pause(attempt - 1, self._chance.jitter()))
+                self._env.clock.sleep(RETRIES.pause(attempt - 1, self._env.chance.jitter()))
 
 
 def may_be_repeated(error: StrandlineError) -> bool:

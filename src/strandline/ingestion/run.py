@@ -42,7 +42,8 @@ from strandline.log.slots.pin import SlotPin
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
 from strandline.node.api import Primary
 from strandline.node.flight.client.remote_log import RemoteLog
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.clock import Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.retry import Backoff
 from strandline.tier.read.tiered_log import TieredLog
 
@@ -212,8 +213,7 @@ def ingest_log(
     stop: StopEvent | None = None,
     batching: Batching | None = None,
     on_progress: Callable[[IngestProgress], None] = lambda _: None,
-    clock: Clock = CLOCK,
-    chance: Chance = CHANCE,
+    env: Env = SYSTEM,
 ) -> Ingested:
     """Append the records of one log to another; see :func:`~strandline.ingestion.api.ingest`."""
     require(source, "ingested", *READING)
@@ -222,7 +222,7 @@ def ingest_log(
         raise InvalidInput("A log cannot be ingested into itself: choose another target.")
     formats = FormatFollower(source, target)
     formats.match()
-    sink = LogSink(target, whole=source.counts_batches, clock=clock, chance=chance)
+    sink = LogSink(target, whole=source.counts_batches, env=env)
     resume_ingest(source, target, sink, skip_trimmed=skip_trimmed)
     ending = proving_end(source)
     end = ending.next
@@ -231,7 +231,7 @@ def ingest_log(
     first = sink.cursor(source.log_id)
     with contextlib.ExitStack() as held:
         if slot is None and first is not None:
-            held.enter_context(pinned(source, first.next, clock=clock, chance=chance))
+            held.enter_context(pinned(source, first.next, env=env))
         limits = batching or _BATCHING
         reads = BoundedReads(source, limits.bytes, ending, sink.prove_by)
         behind = held.enter_context(WriteBehind(sink, end, on_progress, reads.learn, formats.match))
@@ -244,8 +244,7 @@ def ingest_log(
             upto=None if keep_following else end,
             stop=stop,
             batching=limits,
-            clock=clock,
-            chance=chance,
+            env=env,
             resume=lambda: resume_ingest(source, target, sink, skip_trimmed=skip_trimmed),
         )
         behind.flush()
@@ -308,8 +307,7 @@ def _follow(
     *,
     retries_outages: bool,
     stop: StopEvent | None,
-    clock: Clock,
-    chance: Chance,
+    env: Env,
     resume: Callable[[], None],
     **options: Any,
 ) -> Cursor:
@@ -323,7 +321,7 @@ def _follow(
             if is_interrupted:
                 resume()
                 is_interrupted = False
-            return follow(cast("Log", source), sink, slot, stop=stop, clock=clock, chance=chance, **options)
+            return follow(cast("Log", source), sink, slot, stop=stop, env=env, **options)
         except NotFound:
             if slot is None or not _lost_with_its_primary(source, slot):
                 raise
@@ -337,7 +335,7 @@ def _follow(
             _LOGGER.warning("The ingest of %r was interrupted, and is tried again: %s", source, error)
             sink.begin_again()
             is_interrupted = True
-            _pause(PATIENCE.pause(failures - 1, chance.jitter()), stop, clock)
+            _pause(PATIENCE.pause(failures - 1, env.chance.jitter()), stop, env.clock)
 
 
 def _pause(seconds: float, stop: StopEvent | None, clock: Clock) -> None:
@@ -365,7 +363,7 @@ def has_slots(source: object) -> bool:
 
 
 @contextlib.contextmanager
-def pinned(source: Log, position: int, *, clock: Clock, chance: Chance) -> Iterator[None]:
+def pinned(source: Log, position: int, *, env: Env) -> Iterator[None]:
     """Pin a source while it is read: by a slot that is dropped in the end, and expires if this process is killed.
 
     A source without slots, such as a replica, a queue of version 1 or the reader of a write-ahead log, is not pinned.
@@ -373,7 +371,7 @@ def pinned(source: Log, position: int, *, clock: Clock, chance: Chance) -> Itera
     if source.counts_batches or not has_slots(source):
         yield
         return
-    with SlotPin(source, f"ingest-{chance.uuid()}", clock) as pin:
+    with SlotPin(source, f"ingest-{env.chance.uuid()}", env) as pin:
         with contextlib.suppress(NotReady, Unsupported):
             pin.hold(Cursor(source.log_id, position))
         yield

@@ -44,7 +44,7 @@ from strandline.model.keyed import (
 )
 from strandline.model.records import MAX_RECORD_BYTES, Op, record_batch
 from strandline.model.sink import Store
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.retry import Backoff
 
@@ -80,14 +80,13 @@ class LogKeyValue:
     [KeyValueEntry(key=b'node.1', value=b'down', version=1)]
     """
 
-    def __init__(self, log: Log, *, base: Store | None = None, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:
+    def __init__(self, log: Log, *, base: Store | None = None, env: Env = SYSTEM) -> None:
         """Use ``log``. ``base`` is a store made from a snapshot of it, which no other writer may change."""
         require(log, "read as keyed values", *READING)
         self._log = log
-        self._clock = clock
-        self._chance = chance
+        self._env = env
         self._fold = LogFold(log, base)
-        self._writer = NumberedWriter(log, clock=clock, chance=chance)
+        self._writer = NumberedWriter(log, env=env)
         self._waiting: deque[_PendingChange] = deque()
         self._turn = threading.Condition()
         self._busy = False  # whether a thread is writing
@@ -224,7 +223,7 @@ class LogKeyValue:
                 if accepted:
                     self._land(accepted, end)
             except ExpectationFailed:
-                self._clock.sleep(_AMONG_OTHERS.pause(attempt, self._chance.jitter()))
+                self._env.clock.sleep(_AMONG_OTHERS.pause(attempt, self._env.chance.jitter()))
                 continue
             for change, error in refused:  # only now: a refusal may depend on a change accepted in this group
                 change.error = error
@@ -236,7 +235,7 @@ class LogKeyValue:
 
     def _land(self, group: list[_PendingChange], expect: int | None) -> None:
         batch = record_batch(
-            timestamps=[self._clock.now()] * len(group),
+            timestamps=[self._env.clock.now()] * len(group),
             ops=[change.op for change in group],
             keys=[change.key for change in group],
             values=[change.value for change in group],

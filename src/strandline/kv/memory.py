@@ -13,8 +13,8 @@ from strandline.model.arguments import Positive, Timeout, checked, shown
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Key, KeyValueEntry, KeyVersion, Scope, Updates, as_bytes, as_key
 from strandline.model.records import Op
-from strandline.storage.clock import CHANCE, Chance
 from strandline.storage.closing import Closing
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _FILTERED: Final = 4096
@@ -46,10 +46,10 @@ class MemoryKeyValue:
     [b'up']
     """
 
-    def __init__(self, *, history: Positive = 1 << 20, chance: Chance = CHANCE) -> None:
+    def __init__(self, *, history: Positive = 1 << 20, env: Env = SYSTEM) -> None:
         """An empty key-value store with a fresh identity."""
         self._history = history
-        self._stream = chance.uuid()
+        self._stream = env.chance.uuid()
         # Watchers read retained changes without the lock: the lists only grow, and a change is visible once `_next`,
         # which is set last, is past it. Every other edit replaces the lists by copies.
         self._kept = _RetainedChanges(0, [], [], [])

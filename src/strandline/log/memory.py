@@ -25,8 +25,8 @@ from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
 from strandline.model.head import ChunkRef, Entry, Head, WriterId
 from strandline.model.records import RecordSource, conform, with_offsets
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.values.contract import Codec
 from strandline.values.recorded import newest, with_version
@@ -68,17 +68,16 @@ class MemoryLog(HeadLog[MemorySpan], Produces, Closing):
 
     chunks: MemoryChunks
 
-    def __init__(self, *, value: Codec | None = None, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:
+    def __init__(self, *, value: Codec | None = None, env: Env = SYSTEM) -> None:
         """An empty log with a fresh identity; ``value`` is the codec of its values."""
         self._values = () if value is None else with_version((), value, "a log in memory")
-        self._clock = clock
-        self._chance = chance
-        self._head = Head(chance.uuid())
+        self._env = env
+        self._head = Head(env.chance.uuid())
         self.chunks = MemoryChunks()
         self._batches: dict[int, tuple[pa.RecordBatch, ...]] = {}
         self._changed = threading.Condition()
         self._origin = Origin("A log in memory", self)
-        self.slots = SlotTable(self.log_id, (), self.bounds, origin=self._origin, clock=clock)
+        self.slots = SlotTable(self.log_id, (), self.bounds, origin=self._origin, env=env)
 
     def close(self) -> None:
         """Does nothing: there is nothing to close. Other logs have something to close, so all have this method."""
@@ -116,14 +115,14 @@ class MemoryLog(HeadLog[MemorySpan], Produces, Closing):
 
     def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
         """Append a batch, whole or not at all."""
-        batches = conform(batch, now=self._clock.now())
+        batches = conform(batch, now=self._env.clock.now())
         count, size = sum(page.num_rows for page in batches), sum(page.nbytes for page in batches)
         with self._changed:
             head = self._head
             listing = BatchListing(
                 "", head.generation, count, size, 0, 0, writer, number, head.next_sequence, (), expect
             )
-            listed = list_batches(head, [listing], self._clock.now())
+            listed = list_batches(head, [listing], self._env.clock.now())
             if listed is not head:
                 # The records before the head: planning takes no lock, and reads the head first.
                 self._batches[head.next_sequence] = tuple(with_offsets(batches, head.next_offset))
@@ -134,7 +133,7 @@ class MemoryLog(HeadLog[MemorySpan], Produces, Closing):
             return Settled(receipt_of(self._head, writer, number, count), repeated=listed is head)
 
     def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
-        return shipping_by(self.append, writer, self.last_number, clock=self._clock, chance=self._chance)
+        return shipping_by(self.append, writer, self.last_number, env=self._env)
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of the writer's last append; None if the log does not know the writer."""

@@ -30,7 +30,6 @@ from strandline.node.members.steps import MembersApi
 from strandline.node.messages import Caller, Commit, NodeSlots, Resume, Topology
 from strandline.node.replicate.replica import Condition
 from strandline.node.running import RunningNode, leading
-from strandline.storage.clock import CHANCE
 from strandline.storage.closing import Closing
 
 _LEADS_WITHIN: Final = 30.0
@@ -44,7 +43,7 @@ class NodeHandle(WithoutFormat, LogReading, Closing):
     def __init__(self, running: RunningNode) -> None:
         self.running = running
         """The node process, for everything that this API leaves out. It refuses to be used in a forked child."""
-        self._clock = running.clock
+        self._env = running.env
 
     @property
     def name(self) -> str:
@@ -208,7 +207,7 @@ class Primary(NodeHandle, Produces, MembersApi):
         def append(batch: pa.Table, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
             return _Submitted(self._role.submit(batch, append=(writer, number), expect=expect))
 
-        return shipping_by(append, writer, self._role.last_number, clock=self._clock, chance=CHANCE)
+        return shipping_by(append, writer, self._role.last_number, env=self._env)
 
     def register_replica(self, replica: str, region: str | None = None) -> int | None:
         """Register a replica, and retain everything from now on for it; returns the position of its slot.
@@ -339,13 +338,13 @@ class Replica(NodeHandle):
         ``Diverged`` if the bookmarked record was lost with its primary.
         """
         node = self.running.node
-        began = self._clock.monotonic()
+        began = self._env.clock.monotonic()
         if after is not None or max_staleness is not None:
             # No reads during a bootstrap, but it may end in a moment, as for a replica that has just started.
             self.running.wait_until(lambda: node.position is not None and self.condition != _BUILDING, timeout)
         if node.position is not None:
-            self.running.wait_until(lambda: node.knows_committed, timeout - (self._clock.monotonic() - began))
-        timeout = max(0.0, timeout - (self._clock.monotonic() - began))
+            self.running.wait_until(lambda: node.knows_committed, timeout - (self._env.clock.monotonic() - began))
+        timeout = max(0.0, timeout - (self._env.clock.monotonic() - began))
         log = node.reading()
         try:
             replica = node.replica

@@ -66,7 +66,7 @@ class Node(Closing):
         self._lease = None if lease is None else NodeLease(lease, node_folder)
         self._reach = connect
         self._background = background
-        self._clock = node_folder.clock
+        self._clock = node_folder.env.clock
         self._turn = threading.RLock()
         """Held while a call depends on the role."""
         self._ticked = float("-inf")

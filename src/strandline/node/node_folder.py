@@ -14,9 +14,9 @@ from strandline.log.folders import FolderKind, check_new
 from strandline.model.node import NodeState
 from strandline.node.members.rules import is_newer
 from strandline.node.tickets import Tickets
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
-from strandline.storage.disk import DISK, Disk, below, exists, make_own_folder, replace_file
+from strandline.storage.disk import Disk, below, exists, make_own_folder, replace_file
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 
 STATE: Final = "node.json"
@@ -74,12 +74,10 @@ class NodeFolder(Closing):
     bootstrap builds ``data-N+1`` beside it; storing the new number swaps them.
     """
 
-    def __init__(self, folder: str, state: NodeState, *, disk: Disk, clock: Clock, chance: Chance) -> None:
+    def __init__(self, folder: str, state: NodeState, *, env: Env) -> None:
         self.folder = folder
-        self.disk = disk
-        self.clock = clock
-        self.chance = chance
-        self.tickets = Tickets(f"{folder}/{TICKETS}", disk=disk, clock=clock, chance=chance)
+        self.env = env
+        self.tickets = Tickets(f"{folder}/{TICKETS}", env=env)
         """The keys that the nodes of the log share, to sign tickets for reads."""
         self._state = state
         self._lock = threading.Lock()
@@ -91,9 +89,7 @@ class NodeFolder(Closing):
         self._held.close()  # only this process's part of the lock
 
     @classmethod
-    def open(
-        cls, folder: str, name: str, *, disk: Disk = DISK, clock: Clock = CLOCK, chance: Chance = CHANCE
-    ) -> NodeFolder:
+    def open(cls, folder: str, name: str, *, env: Env = SYSTEM) -> NodeFolder:
         """Open the folder of a node, or create one. ``Fenced`` while another process has it open.
 
         ``InvalidInput`` if the folder belongs to a node of another name (two nodes must not both count one copy),
@@ -101,25 +97,25 @@ class NodeFolder(Closing):
         names the current one.
         """
         path = f"{folder}/{STATE}"
-        if not exists(path, disk=disk):
-            check_new(folder, FolderKind.NODE, disk=disk)
-        make_own_folder(folder, disk=disk)
+        if not exists(path, disk=env.disk):
+            check_new(folder, FolderKind.NODE, disk=env.disk)
+        make_own_folder(folder, disk=env.disk)
         with contextlib.ExitStack() as held:
-            if not held.enter_context(disk.try_locked(f"{folder}/{LOCK}")):
+            if not held.enter_context(env.disk.try_locked(f"{folder}/{LOCK}")):
                 raise Fenced(f"The node in {folder} is running already; nothing was changed. Stop it there first.")
             # The writer of the state may have been killed before its sync: a power failure must not undo what is read
             # now.
-            disk.sync_folder(folder)
+            env.disk.sync_folder(folder)
             try:
-                state = decode_node(disk.read(path), path)
+                state = decode_node(env.disk.read(path), path)
             except NotFound:
                 state = NodeState(name)
-                _refuse_orphans(folder, disk=disk)
+                _refuse_orphans(folder, disk=env.disk)
                 # Written first: copies without a state file belong to a node that lost it.
-                replace_file(disk, path, encode_node(state), temporary=f"{path}.new")
+                replace_file(env.disk, path, encode_node(state), temporary=f"{path}.new")
             if state.name != name:
                 raise InvalidInput(f"{folder} is the folder of node {state.name!r}, not of {name!r}: name another one.")
-            node_folder = cls(folder, state, disk=disk, clock=clock, chance=chance)
+            node_folder = cls(folder, state, env=env)
             node_folder._held = held.pop_all()
         node_folder.sweep()
         return node_folder
@@ -166,7 +162,7 @@ class NodeFolder(Closing):
 
     def _write(self, after: NodeState) -> None:
         path = f"{self.folder}/{STATE}"
-        replace_file(self.disk, path, encode_node(after), temporary=f"{path}.new")
+        replace_file(self.env.disk, path, encode_node(after), temporary=f"{path}.new")
         self._state = after
 
     def data(self, generation: int) -> str:
@@ -185,10 +181,10 @@ class NodeFolder(Closing):
         """Remove every copy except the current one and ``keep``."""
         for generation in self._generations():
             if generation not in (self._state.generation, keep):
-                self.disk.remove_folder(self.data(generation))
+                self.env.disk.remove_folder(self.data(generation))
 
     def _generations(self) -> list[int]:
-        rows = self.disk.scan(self.folder)
+        rows = self.env.disk.scan(self.folder)
         return [int(found[1]) for row in rows if row.is_folder and (found := _DATA.fullmatch(row.name))]
 
     def close(self) -> None:

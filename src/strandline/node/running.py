@@ -26,8 +26,8 @@ from strandline.node.node_folder import NodeFolder
 from strandline.node.node_metrics import NodeMetrics
 from strandline.node.replicate.replica import Condition
 from strandline.node.services import Upstream
-from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
 from strandline.storage.objects.urls import open_store
@@ -108,11 +108,11 @@ class RunningNode(Closing):
     ('leading', 'grpc://127.0.0.1')
     """
 
-    def __init__(self, config: NodeConfig, *, clock: Clock = CLOCK) -> None:
+    def __init__(self, config: NodeConfig, *, env: Env = SYSTEM) -> None:
         """Open the folder, start the server and the control thread. Raises, with nothing left open, if one fails."""
         self.config = config
         self._client = config.client
-        self.clock = clock
+        self.env = env
         self._stop = threading.Event()
         self._control = ControlQueue()
         self._closing = threading.Lock()
@@ -124,7 +124,7 @@ class RunningNode(Closing):
         self._upstreams: weakref.WeakSet[FlightUpstream] = weakref.WeakSet()
         self._node: Node | None = None
         with contextlib.ExitStack() as opened:
-            node_folder = opened.enter_context(NodeFolder.open(config.folder, config.name, clock=clock))
+            node_folder = opened.enter_context(NodeFolder.open(config.folder, config.name, env=env))
             node_folder.tickets.seconds = config.ticket_seconds
             self._node_folder = node_folder
             # The server starts first: the lease holds its address, and a free port is known only then.
@@ -140,7 +140,7 @@ class RunningNode(Closing):
                     create=config.create,
                     take_over=config.take_over,
                     lead=config.lead,
-                    open_cold=lambda url, log_id: NodeColdTier.at(url, log_id, config.tiering, clock=clock),
+                    open_cold=lambda url, log_id: NodeColdTier.at(url, log_id, config.tiering, env=env),
                 )
             )
             opened.pop_all()
@@ -164,16 +164,16 @@ class RunningNode(Closing):
             insecure=self.config.insecure,
             heartbeat_seconds=min(_LONGEST_HEARTBEAT, self.config.poll_seconds),
             is_member=self.is_member,
-            clock=self.clock,
+            env=self.env,
         )
 
     def _lease_at(self, url: str) -> Lease:
         holder = f"{self.config.name} {self.url}"
-        return Lease(open_store(url), LEASE, holder, seconds=self.config.lease_seconds, clock=self.clock)
+        return Lease(open_store(url), LEASE, holder, seconds=self.config.lease_seconds, env=self.env)
 
     def _reach(self, url: str) -> Upstream:
         self.config.check_reaching(url, self._addresses())
-        upstream = FlightUpstream(url, security=self._security(), timeout=self.config.timeout, clock=self.clock)
+        upstream = FlightUpstream(url, security=self._security(), timeout=self.config.timeout, env=self.env)
         self._upstreams.add(upstream)
         if self._stop.is_set():  # opened while the other connections were closed
             upstream.close()
@@ -212,7 +212,7 @@ class RunningNode(Closing):
             self.node.tiering_trouble = str(error)
 
         try:
-            run_rounds(made, failed, self._stop, pause=self.config.tiering.pause, clock=self.clock)
+            run_rounds(made, failed, self._stop, pause=self.config.tiering.pause, clock=self.env.clock)
         except Exception:  # a bug: without the thread nothing is tiered or trimmed, but the log can still be used
             _LOGGER.exception("Node %s has stopped tiering. Start it again.", self.config.name)
             raise
@@ -239,7 +239,7 @@ class RunningNode(Closing):
                 self._control.drain()
                 pause = self.node.step()
                 if pause > 0:
-                    self.clock.wait(self._control.wake, pause)
+                    self.env.clock.wait(self._control.wake, pause)
         except BaseException as error:
             why = f"{name} has failed ({error!r}): look at its log, and start it again."
             _LOGGER.exception("Node %s failed, and steps down. Start it again.", name)
@@ -294,11 +294,11 @@ class RunningNode(Closing):
 
     def wait_until(self, condition: Callable[[], bool], timeout: Timeout) -> bool:
         """Block until a condition holds (True), or until the timeout, a failure or the close (False)."""
-        deadline = self.clock.monotonic() + timeout
+        deadline = self.env.clock.monotonic() + timeout
         while not condition():
-            if self.clock.monotonic() >= deadline or self.failure is not None or self._stop.is_set():
+            if self.env.clock.monotonic() >= deadline or self.failure is not None or self._stop.is_set():
                 return condition()
-            self.clock.sleep(_LOOK)
+            self.env.clock.sleep(_LOOK)
         return True
 
     # --- service -----------------------------------------------------------------------------------------------

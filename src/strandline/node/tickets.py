@@ -25,8 +25,8 @@ from strandline.formats.node.ticket import (
     verify_ticket,
 )
 from strandline.model.cursor import SECOND
-from strandline.storage.clock import Chance, Clock
-from strandline.storage.disk import Disk, replace_file
+from strandline.storage.disk import replace_file
+from strandline.storage.env import Env
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -73,20 +73,18 @@ def _former(known: Sequence[TicketKey], *, now: int, lifetime: int) -> list[Tick
 class Tickets:
     """Issues and verifies tickets by the keys in one file. Safe in threads."""
 
-    def __init__(self, path: str, *, disk: Disk, clock: Clock, chance: Chance) -> None:
+    def __init__(self, path: str, *, env: Env) -> None:
         """Keys in the file at ``path``, which is read when they are first needed."""
         self.seconds = LIFETIME
         """How long a ticket is valid."""
         self._path = path
-        self._disk = disk
-        self._clock = clock
-        self._chance = chance
+        self._env = env
         self._lock = threading.Lock()
         self._keys: tuple[TicketKey, ...] | None = None
 
     def keys(self) -> tuple[TicketKey, ...]:
         """The valid keys, the one that signs first; none on a replica that was not given any yet."""
-        now = self._clock.now()
+        now = self._env.clock.now()
         latest = now + self._lifetime
         with self._lock:
             known = self._known()
@@ -103,16 +101,16 @@ class Tickets:
 
     def rotate(self) -> None:
         """Durably make a key that signs from now on; for a primary. Former keys verify for a ticket's lifetime."""
-        words = (self._chance.uuid().bytes for _ in range(4))
+        words = (self._env.chance.uuid().bytes for _ in range(4))
         key = hashlib.sha256(b"".join(words)).digest()
         with self._lock:
-            self._store(rotated(self._known(), key, now=self._clock.now(), lifetime=self._lifetime))
+            self._store(rotated(self._known(), key, now=self._env.clock.now(), lifetime=self._lifetime))
 
     def adopt(self, keys: Sequence[TicketKey]) -> None:
         """Durably take over the keys of the primary; this node's own verify for a ticket's lifetime."""
         with self._lock:
             known = self._known()
-            merged = adopted(known, keys, now=self._clock.now(), lifetime=self._lifetime) if keys else known
+            merged = adopted(known, keys, now=self._env.clock.now(), lifetime=self._lifetime) if keys else known
             if merged != known:
                 self._store(merged)
 
@@ -121,7 +119,7 @@ class Tickets:
         keys = self.keys()
         if not keys:
             return None
-        return sign_ticket(SpanTicket(log_id, first, upto, self._clock.now() + self._lifetime, name), keys[0].key)
+        return sign_ticket(SpanTicket(log_id, first, upto, self._env.clock.now() + self._lifetime, name), keys[0].key)
 
     def verify(self, text: str) -> SpanTicket:
         """The content of a ticket; ``Fenced`` if no node of this log signed it so, or it is not valid now."""
@@ -134,7 +132,7 @@ class Tickets:
                 "The ticket was not signed by a node of this log, or was altered, or its key was replaced: plan the "
                 "read again."
             )
-        late = self._clock.now() - ticket.expires
+        late = self._env.clock.now() - ticket.expires
         if late >= 0:
             raise Fenced(f"The ticket expired {late // SECOND} s ago: plan the read again.")
         if -late > self._lifetime + min(self._lifetime, int(_SKEW * SECOND)):
@@ -152,7 +150,7 @@ class Tickets:
         if self._keys is None:
             stored = self._loaded()
             # Of an earlier version former keys have no time yet.
-            former = _former(stored[1:], now=self._clock.now(), lifetime=self._lifetime)
+            former = _former(stored[1:], now=self._env.clock.now(), lifetime=self._lifetime)
             self._keys = (*stored[:1], *former)
             if self._keys != stored:
                 self._store(self._keys)
@@ -160,7 +158,7 @@ class Tickets:
 
     def _loaded(self) -> tuple[TicketKey, ...]:
         try:
-            return decode_keys(self._disk.read(self._path), self._path)
+            return decode_keys(self._env.disk.read(self._path), self._path)
         except NotFound:
             return ()
         except CorruptData as error:
@@ -168,5 +166,5 @@ class Tickets:
             return ()
 
     def _store(self, keys: tuple[TicketKey, ...]) -> None:
-        replace_file(self._disk, self._path, encode_keys(keys), temporary=f"{self._path}.new")
+        replace_file(self._env.disk, self._path, encode_keys(keys), temporary=f"{self._path}.new")
         self._keys = keys

@@ -38,8 +38,7 @@ from strandline.snapshots.pointer import (
 from strandline.snapshots.sealed import DATA, MANIFEST, read_snapshot
 from strandline.snapshots.staging import scratch_folder, staged
 from strandline.storage.cell import StoreCell
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.disk import DISK, Disk
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
 from strandline.storage.objects.store import ObjectStore, cautious_now
@@ -95,9 +94,7 @@ class Artifacts:
         grace: float = GRACE,
         part: Positive = PART,
         workers: Positive = WORKERS,
-        disk: Disk = DISK,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
     ) -> None:
         """Use ``store``, or the one at an address; nothing is read or written yet."""
         self._store = store_at(store)
@@ -105,10 +102,8 @@ class Artifacts:
         self._grace = grace
         self._part = part
         self._workers = workers
-        self._disk = disk
-        self._clock = clock
-        self._chance = chance
-        self._cell = StoreCell(self._store, f"{self._prefix}pointer.json", PointerCodec(), clock=clock, chance=chance)
+        self._env = env
+        self._cell = StoreCell(self._store, f"{self._prefix}pointer.json", PointerCodec(), env=env)
         self._origin = Origin(f"The snapshots in {self._store.url}/{self._prefix}", self)
 
     def __repr__(self) -> str:
@@ -122,7 +117,7 @@ class Artifacts:
     def lease(self, holder: Named, *, seconds: Duration = 60.0) -> Lease:
         """The lease that all exporters to this prefix share."""
         path = f"{self._prefix}lease.json"
-        return Lease(self._store, path, holder, seconds=seconds, clock=self._clock, chance=self._chance)
+        return Lease(self._store, path, holder, seconds=seconds, env=self._env)
 
     def publish(
         self,
@@ -142,9 +137,9 @@ class Artifacts:
         """
         folder = as_folder(folder)
         with log_at(log) as found:
-            snapshot = read_snapshot(folder, disk=self._disk)
+            snapshot = read_snapshot(folder, env=self._env)
             check_history(found, snapshot.cursor)
-            manifest = self._disk.read(f"{folder}/{MANIFEST}", 0, LARGEST + 1)
+            manifest = self._env.disk.read(f"{folder}/{MANIFEST}", 0, LARGEST + 1)
             op = self._op()
             for _ in range(_TRIES):
                 pointer = self._ensure_pointer()
@@ -192,17 +187,17 @@ class Artifacts:
             size=sum(file.size for file in snapshot.files),
             part=self._part,
             sha256=sha256,
-            published=self._clock.now(),
+            published=self._env.clock.now(),
         )
 
     def _parts_of(self, folder: str, number: int, file: SnapshotFile) -> Iterator[tuple[str, bytes]]:
         """The parts of a file with their names; the uploaded bytes are hashed."""
         digest, path = hashlib.sha256(), f"{folder}/{DATA}/{file.path}"
         for index, start in enumerate(range(0, file.size, self._part)):
-            piece = self._disk.read(path, start, min(self._part, file.size - start))
+            piece = self._env.disk.read(path, start, min(self._part, file.size - start))
             digest.update(piece)
             yield _part_name(number, index), piece
-        if self._disk.size(path) != file.size or digest.hexdigest() != file.sha256:
+        if self._env.disk.size(path) != file.size or digest.hexdigest() != file.sha256:
             raise CorruptData(
                 f"The snapshot {folder} is damaged: {DATA}/{file.path} was altered. Nothing was published; take "
                 "another snapshot."
@@ -261,10 +256,10 @@ class Artifacts:
         is_other = replace and current is not None and current.cursor.log_id != at.log_id
         if current is not None and not is_other and lost is None:
             # A publication time in the future is from a wrong clock.
-            recent = -TOLERANCE <= self._clock.now() - current.published < pause * SECOND
+            recent = -TOLERANCE <= self._env.clock.now() - current.published < pause * SECOND
             if recent or not follows(at, current):
                 return Publication("current", current.cursor)
-        with scratch_folder(f"{scratch}/export", disk=self._disk, chance=self._chance) as hidden:
+        with scratch_folder(f"{scratch}/export", env=self._env) as hidden:
             store.export_to(f"{hidden}/snapshot")
             return Publication("published", self.publish(f"{hidden}/snapshot", log=log, replace=replace, guard=guard))
 
@@ -298,8 +293,8 @@ class Artifacts:
         snapshot = decode_snapshot(manifest, f"{self._store.url}/{place}/{MANIFEST}", dest)
         if snapshot.cursor != artifact.cursor:
             raise CorruptData(f"{self._store.url}/{place}/{MANIFEST} has another cursor than the pointer.")
-        with staged(dest, disk=self._disk, chance=self._chance) as hidden:
-            self._disk.make_folders(f"{hidden}/{DATA}")
+        with staged(dest, env=self._env) as hidden:
+            self._env.disk.make_folders(f"{hidden}/{DATA}")
             names = (
                 f"{place}/{_part_name(number, index)}"
                 for number, file in enumerate(snapshot.files)
@@ -308,7 +303,7 @@ class Artifacts:
             with contextlib.closing(_ahead(self._get, names, self._workers)) as parts:
                 for file in snapshot.files:
                     self._write(f"{hidden}/{DATA}/{file.path}", file, parts, place)
-            self._disk.write_new(f"{hidden}/{MANIFEST}", [manifest])
+            self._env.disk.write_new(f"{hidden}/{MANIFEST}", [manifest])
         return snapshot
 
     def _get(self, path: str) -> bytes | memoryview:
@@ -320,9 +315,9 @@ class Artifacts:
     def _write(self, path: str, file: SnapshotFile, parts: Iterator[bytes | memoryview], place: str) -> None:
         """Write one file from the next parts; the written bytes are hashed."""
         if "/" in file.path:
-            self._disk.make_folders(path.rpartition("/")[0])
+            self._env.disk.make_folders(path.rpartition("/")[0])
         digest, left = hashlib.sha256(), file.size
-        opened = self._disk.open_append(path)
+        opened = self._env.disk.open_append(path)
         try:
             while left > 0:
                 piece = next(parts, b"")
@@ -348,7 +343,7 @@ class Artifacts:
         """
         if (pointer := self._pointer()) is None:
             return []
-        now = cautious_now(self._store, f"{self._prefix}clock/now", clock=self._clock)
+        now = cautious_now(self._store, f"{self._prefix}clock/now", clock=self._env.clock)
         before = now - round(self._grace * SECOND)
         newest: dict[str, int] = {}
         objects: dict[str, list[str]] = {}
@@ -396,7 +391,7 @@ class Artifacts:
         return found
 
     def _op(self) -> OpId:
-        return OpId(self._chance.uuid())
+        return OpId(self._env.chance.uuid())
 
 
 def _part_name(file: int, index: int) -> str:

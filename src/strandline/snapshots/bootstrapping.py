@@ -20,8 +20,9 @@ from strandline.model.snapshot import Snapshot
 from strandline.snapshots.artifacts import Artifacts
 from strandline.snapshots.sealed import MANIFEST, check_snapshot, newest_snapshot
 from strandline.snapshots.staging import check_free, scratch_folder
-from strandline.storage.clock import CHANCE, CLOCK, Chance
-from strandline.storage.disk import DISK, Disk
+from strandline.storage.clock import CHANCE
+from strandline.storage.disk import Disk
+from strandline.storage.env import SYSTEM, Env
 
 _LOGGER = logging.getLogger(__name__)
 _ONE: Final = Limit(batches=1)
@@ -50,8 +51,7 @@ def bootstrap(
     log: Log | Address | None = None,
     slot: str | None = None,
     replace: bool = False,
-    disk: Disk = DISK,
-    chance: Chance = CHANCE,
+    env: Env = SYSTEM,
     **options: Any,
 ) -> S:
     """A store at ``dest`` that can follow the log: imported from the newest snapshot, or the existing one.
@@ -74,7 +74,7 @@ def bootstrap(
             require(found, "followed", *READING, slots=slot is not None)
         dest = as_folder(dest)
         source = source if isinstance(source, Artifacts) else as_folder(source)
-        there = _is_occupied(dest, disk)
+        there = _is_occupied(dest, env.disk)
         if there and not replace:
             store = _usable(dest, into, found, slot, options)
             if store is not None:
@@ -84,14 +84,14 @@ def bootstrap(
         with contextlib.ExitStack() as held:
             pinned = None
             if found is not None and slot is not None:
-                pinned = held.enter_context(SlotPin(found, slot, options.get("clock", CLOCK)))
-            snapshot = held.enter_context(_local_snapshot(source, dest, found, pinned, disk=disk, chance=chance))
-            with _moved_aside(dest, disk=disk, chance=chance) if there else contextlib.nullcontext():
+                pinned = held.enter_context(SlotPin(found, slot, env))
+            snapshot = held.enter_context(_local_snapshot(source, dest, found, pinned, env=env))
+            with _moved_aside(dest, env=env) if there else contextlib.nullcontext():
                 store = into.import_from(snapshot.folder, dest, **options)
             _LOGGER.info("The store at %s was imported from a snapshot at %s.", dest, snapshot.cursor)
             try:
                 if pinned is not None:
-                    pinned.keep(str(chance.uuid()))
+                    pinned.keep(str(env.chance.uuid()))
             except BaseException:
                 store.close()
                 raise
@@ -120,7 +120,7 @@ def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, op
         if log is not None:
             log.plan(position.cursor, _ONE)
             if slot is not None:
-                pin = SlotPin(log, slot, CLOCK)
+                pin = SlotPin(log, slot, SYSTEM)
                 pin.hold(position.cursor, is_stored=True)
                 pin.keep(str(CHANCE.uuid()))  # a bootstrap that was killed behind its import has left it to expire
     except CursorExpired as error:
@@ -135,7 +135,7 @@ def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, op
 
 @contextlib.contextmanager
 def _local_snapshot(
-    source: Artifacts | str, dest: str, log: Log | None, pinned: SlotPin | None, *, disk: Disk, chance: Chance
+    source: Artifacts | str, dest: str, log: Log | None, pinned: SlotPin | None, *, env: Env
 ) -> Iterator[Snapshot]:
     """The newest snapshot as a local folder; the log retains, and the slot pins, the records after it."""
     if isinstance(source, Artifacts):
@@ -144,13 +144,13 @@ def _local_snapshot(
             raise _none_at(repr(source))
         # Before the download: if a newer snapshot is published meanwhile, the slot only pins more.
         _pin_records_after(log, pinned, artifact.cursor)
-        with scratch_folder(f"{dest}.fetched", disk=disk, chance=chance) as hidden:
+        with scratch_folder(f"{dest}.fetched", env=env) as hidden:
             yield source.fetch(f"{hidden}/snapshot")
         return
-    if any(row.name == MANIFEST for row in disk.scan(source)):
-        snapshot: Snapshot | None = check_snapshot(source, disk=disk)
+    if any(row.name == MANIFEST for row in env.disk.scan(source)):
+        snapshot: Snapshot | None = check_snapshot(source, env=env)
     else:
-        snapshot = newest_snapshot(source, disk=disk)
+        snapshot = newest_snapshot(source, env=env)
     if snapshot is None:
         raise _none_at(source)
     _pin_records_after(log, pinned, snapshot.cursor)
@@ -181,15 +181,15 @@ def _pin_records_after(log: Log | None, pinned: SlotPin | None, cursor: Cursor) 
 
 
 @contextlib.contextmanager
-def _moved_aside(dest: str, *, disk: Disk, chance: Chance) -> Iterator[None]:
+def _moved_aside(dest: str, *, env: Env) -> Iterator[None]:
     """Move ``dest`` away for the block; removed if the block succeeds, restored if it fails."""
     place = Path(dest).absolute()
-    with scratch_folder(dest, disk=disk, chance=chance) as hidden:
+    with scratch_folder(dest, env=env) as hidden:
         aside = f"{hidden}/replaced"
-        disk.rename(str(place), aside)
+        env.disk.rename(str(place), aside)
         try:
             yield
         except BaseException:
             with contextlib.suppress(StorageError):
-                disk.rename(aside, str(place))
+                env.disk.rename(aside, str(place))
             raise

@@ -22,8 +22,8 @@ from strandline.model.cursor import Cursor
 from strandline.model.json_values import LARGEST
 from strandline.model.snapshot import Snapshot, SnapshotFile
 from strandline.snapshots.staging import files_below, set_aside, staged, sweep
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.disk import DISK, Disk, FolderRow, below
+from strandline.storage.disk import Disk, FolderRow, below
+from strandline.storage.env import SYSTEM, Env
 
 MANIFEST: Final = "MANIFEST.json"
 DATA: Final = "data"
@@ -42,9 +42,7 @@ def seal(
     cursor: Cursor | None,
     fill: Callable[[str], object],
     verify: Callable[[str], Cursor],
-    disk: Disk = DISK,
-    clock: Clock = CLOCK,
-    chance: Chance = CHANCE,
+    env: Env = SYSTEM,
 ) -> Snapshot:
     """Create a snapshot: durable, complete and verified when this returns; on failure nothing is left.
 
@@ -52,16 +50,16 @@ def seal(
     changing a file, and returns its cursor. ``AlreadyExists`` unless ``folder`` is absent or empty, ``CorruptData`` if
     the data has another cursor than ``cursor`` (None if it is known only from the data).
     """
-    with staged(folder, disk=disk, chance=chance) as hidden:
+    with staged(folder, env=env) as hidden:
         data = f"{hidden}/{DATA}"
-        disk.make_folders(data)
+        env.disk.make_folders(data)
         fill(data)
-        filled = files_below(data, disk=disk)
+        filled = files_below(data, disk=env.disk)
         _refuse_links(filled, folder, shared=True)
         held = verify(data)
         if cursor is not None:
             _same_cursor(held, cursor, folder)
-        if _contents(files_below(data, disk=disk)) != _contents(filled):
+        if _contents(files_below(data, disk=env.disk)) != _contents(filled):
             raise InvalidInput(
                 f"Opening the data of {folder} to verify it changed its files, so it was not sealed: "
                 "open them read-only."
@@ -69,36 +67,36 @@ def seal(
         # Hash after the verification: the hashes are of the final files.
         files = []
         for path in filled:
-            disk.sync_file(f"{data}/{path}")
-            files.append(_hashed(f"{data}/{path}", path, disk=disk))
-        snapshot = Snapshot(folder, kind, kind_version, held, clock.now(), tuple(files))
-        disk.write_new(f"{hidden}/{MANIFEST}", [encode_snapshot(snapshot)])
-        if replace(read_snapshot(hidden, disk=disk), folder=folder) != snapshot:
+            env.disk.sync_file(f"{data}/{path}")
+            files.append(_hashed(f"{data}/{path}", path, disk=env.disk))
+        snapshot = Snapshot(folder, kind, kind_version, held, env.clock.now(), tuple(files))
+        env.disk.write_new(f"{hidden}/{MANIFEST}", [encode_snapshot(snapshot)])
+        if replace(read_snapshot(hidden, env=env), folder=folder) != snapshot:
             raise CorruptData(f"The manifest of {folder} was not read back as it was written; nothing was sealed.")
     return snapshot
 
 
-def read_snapshot(folder: Address, *, disk: Disk = DISK) -> Snapshot:
+def read_snapshot(folder: Address, *, env: Env = SYSTEM) -> Snapshot:
     """Read the manifest only. ``NotFound`` if there is no snapshot."""
     folder = as_folder(folder)
     path = f"{folder}/{MANIFEST}"
     try:
-        data = disk.read(path, 0, LARGEST + 1)
+        data = env.disk.read(path, 0, LARGEST + 1)
     except NotFound as error:
         raise NotFound(f"There is no snapshot at {folder}: it has no {MANIFEST}.") from error
     return decode_snapshot(data, path, folder)
 
 
-def check_snapshot(folder: Address, *, disk: Disk = DISK, shared: bool = True) -> Snapshot:
+def check_snapshot(folder: Address, *, env: Env = SYSTEM, shared: bool = True) -> Snapshot:
     """Verify every file against the manifest: no file is missing, extra, altered or a link.
 
     ``CorruptData`` names the first violation. Without ``shared``, files with a second hard link are refused, too: they
     could be altered by that name.
     """
     folder = as_folder(folder)
-    snapshot = _inspected(folder, disk=disk, shared=shared)
+    snapshot = _inspected(folder, env=env, shared=shared)
     for file in snapshot.files:
-        _same_file(_hashed(f"{folder}/{DATA}/{file.path}", file.path, disk=disk), file, folder)
+        _same_file(_hashed(f"{folder}/{DATA}/{file.path}", file.path, disk=env.disk), file, folder)
     return snapshot
 
 
@@ -110,8 +108,7 @@ def unpack(
     kind_version: int,
     verify: Callable[[str], Cursor],
     shared: bool = False,
-    disk: Disk = DISK,
-    chance: Chance = CHANCE,
+    env: Env = SYSTEM,
 ) -> Snapshot:
     """Copy the data of a snapshot to ``dest``; a failure leaves ``dest`` unchanged.
 
@@ -120,18 +117,18 @@ def unpack(
     than the manifest's (``CorruptData``); a destination that is neither absent nor empty (``AlreadyExists``).
     ``shared`` accepts hard links, for kinds that share files with a running store.
     """
-    snapshot = read_snapshot(folder, disk=disk)
+    snapshot = read_snapshot(folder, env=env)
     check_kind(snapshot, kind, kind_version)
-    with staged(dest, disk=disk, chance=chance) as hidden:
-        if _inspected(folder, disk=disk, shared=shared) != snapshot:
+    with staged(dest, env=env) as hidden:
+        if _inspected(folder, env=env, shared=shared) != snapshot:
             raise CorruptData(f"The snapshot {folder} was changed while it was read; nothing was imported. Try again.")
         for file in snapshot.files:
             target = below(hidden, *file.path.split("/"))
             if "/" in file.path:
-                disk.make_folders(target.rpartition("/")[0])
-            disk.copy(f"{folder}/{DATA}/{file.path}", target)
+                env.disk.make_folders(target.rpartition("/")[0])
+            env.disk.copy(f"{folder}/{DATA}/{file.path}", target)
             # Hash the copy: the original may change meanwhile.
-            _same_file(_hashed(target, file.path, disk=disk), file, folder)
+            _same_file(_hashed(target, file.path, disk=env.disk), file, folder)
         _same_cursor(verify(hidden), snapshot.cursor, folder)
     return snapshot
 
@@ -157,24 +154,24 @@ def snapshot_folder(folder: Address, number: int) -> str:
 
 
 @checked
-def next_number(folder: Address, *, disk: Disk = DISK) -> int:
+def next_number(folder: Address, *, env: Env = SYSTEM) -> int:
     """The highest number in the folder plus one, damaged snapshots included; 1 in an empty folder.
 
     Two concurrent callers get the same number: the second to seal gets ``AlreadyExists`` and asks again.
     """
     folder = as_folder(folder)
-    return max(_numbers(folder, disk=disk), default=0) + 1
+    return max(_numbers(folder, disk=env.disk), default=0) + 1
 
 
 @checked
-def newest_snapshot(folder: Address, *, disk: Disk = DISK) -> Snapshot | None:
+def newest_snapshot(folder: Address, *, env: Env = SYSTEM) -> Snapshot | None:
     """The valid snapshot with the highest number; None without any. Damaged ones are skipped with a warning."""
     folder = as_folder(folder)
-    return next(_valid(folder, disk=disk), None)
+    return next(_valid(folder, env=env), None)
 
 
 @checked
-def trim(folder: Address, *, keep: int, disk: Disk = DISK, chance: Chance = CHANCE) -> list[int]:
+def trim(folder: Address, *, keep: int, env: Env = SYSTEM) -> list[int]:
     """Delete all but the newest ``keep`` valid snapshots; returns the deleted numbers.
 
     Damaged ones do not count; they are deleted once ``keep`` valid ones are newer.
@@ -182,13 +179,13 @@ def trim(folder: Address, *, keep: int, disk: Disk = DISK, chance: Chance = CHAN
     folder = as_folder(folder)
     if keep < 1:
         raise InvalidInput(f"Trimming {folder} to {keep} snapshots would leave none; keep at least 1.")
-    kept = [int(snapshot.folder.rpartition("/")[2]) for snapshot in islice(_valid(folder, disk=disk), keep)]
+    kept = [int(snapshot.folder.rpartition("/")[2]) for snapshot in islice(_valid(folder, env=env), keep)]
     if len(kept) < keep:
         return []
-    gone = [number for number in _numbers(folder, disk=disk) if number < kept[-1]]
+    gone = [number for number in _numbers(folder, disk=env.disk) if number < kept[-1]]
     for number in gone:
-        set_aside(snapshot_folder(folder, number), disk=disk, chance=chance)
-    sweep(folder, disk=disk, chance=chance)
+        set_aside(snapshot_folder(folder, number), env=env)
+    sweep(folder, env=env)
     return gone
 
 
@@ -196,25 +193,25 @@ def _numbers(folder: str, *, disk: Disk) -> list[int]:
     return [int(row.name) for row in disk.scan(folder) if row.is_folder and _NUMBER.fullmatch(row.name)]
 
 
-def _valid(folder: str, *, disk: Disk) -> Iterator[Snapshot]:
-    for number in sorted(_numbers(folder, disk=disk), reverse=True):
+def _valid(folder: str, *, env: Env) -> Iterator[Snapshot]:
+    for number in sorted(_numbers(folder, disk=env.disk), reverse=True):
         try:
-            yield check_snapshot(snapshot_folder(folder, number), disk=disk)
+            yield check_snapshot(snapshot_folder(folder, number), env=env)
         except (CorruptData, UnsupportedVersion, NotFound) as error:
             _LOGGER.warning("A snapshot is skipped: %s", error)
 
 
-def _inspected(folder: str, *, disk: Disk, shared: bool) -> Snapshot:
+def _inspected(folder: str, *, env: Env, shared: bool) -> Snapshot:
     """The snapshot, after a check of names, sizes and links, but not of content."""
-    snapshot = read_snapshot(folder, disk=disk)
-    rows = {row.name: row for row in disk.scan(folder)}
+    snapshot = read_snapshot(folder, env=env)
+    rows = {row.name: row for row in env.disk.scan(folder)}
     for name in (MANIFEST, DATA):
         row = rows.pop(name, None)
         if row is None:
             raise _damaged(folder, f"it has no {name}")
         if row.is_link:
             raise _damaged(folder, f"{name} is a link")
-    found = files_below(f"{folder}/{DATA}", disk=disk)
+    found = files_below(f"{folder}/{DATA}", disk=env.disk)
     _refuse_links(found, folder, shared=shared)
     listed = {file.path: file for file in snapshot.files}
     for path in sorted([*rows, *(f"{DATA}/{path}" for path in found.keys() - listed.keys())]):

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Final
 
 from strandline.errors import AlreadyExists, NotFound, StorageError
-from strandline.storage.clock import Chance
 from strandline.storage.disk import Disk, FolderRow
+from strandline.storage.env import Env
 
 _STAGING: Final = re.compile(r"\..+\.~staging-[0-9a-f]{32}(\.lock)?")
 _REMOVING: Final = re.compile(r"\..+\.~removing-[0-9a-f]{32}")
 
 
 @contextlib.contextmanager
-def staged(dest: str, *, disk: Disk, chance: Chance) -> Iterator[str]:
+def staged(dest: str, *, env: Env) -> Iterator[str]:
     """An empty hidden folder that is durably renamed to ``dest`` when the block succeeds, and removed otherwise.
 
     ``AlreadyExists`` unless ``dest`` is absent or an empty folder, both before and after the block. ``dest`` changes
@@ -26,32 +26,32 @@ def staged(dest: str, *, disk: Disk, chance: Chance) -> Iterator[str]:
     """
     place = Path(dest).absolute()
     parent, name = str(place.parent), place.name
-    disk.make_folders(parent)
-    was_there = check_free(dest, disk=disk)
-    sweep(parent, disk=disk, chance=chance)
-    with _taken(parent, name, disk=disk, chance=chance) as hidden:
+    env.disk.make_folders(parent)
+    was_there = check_free(dest, disk=env.disk)
+    sweep(parent, env=env)
+    with _taken(parent, name, env=env) as hidden:
         yield hidden
-        sync_folders(hidden, disk=disk)
-        _rename(hidden, str(place), disk=disk)
+        sync_folders(hidden, disk=env.disk)
+        _rename(hidden, str(place), disk=env.disk)
         try:
-            disk.sync_folder(parent)
+            env.disk.sync_folder(parent)
         except BaseException:
             # Not acknowledged yet, and a power failure might undo it: undo it now.
             with contextlib.suppress(StorageError):
-                disk.rename(str(place), hidden)
+                env.disk.rename(str(place), hidden)
                 if was_there:
-                    disk.make_folders(str(place))
+                    env.disk.make_folders(str(place))
             raise
 
 
 @contextlib.contextmanager
-def scratch_folder(beside: str, *, disk: Disk, chance: Chance) -> Iterator[str]:
+def scratch_folder(beside: str, *, env: Env) -> Iterator[str]:
     """An empty hidden folder beside a path, for the duration of the block; that of a dead process is removed later."""
     place = Path(beside).absolute()
     parent = str(place.parent)
-    disk.make_folders(parent)
-    sweep(parent, disk=disk, chance=chance)
-    with _taken(parent, place.name, disk=disk, chance=chance) as hidden:
+    env.disk.make_folders(parent)
+    sweep(parent, env=env)
+    with _taken(parent, place.name, env=env) as hidden:
         yield hidden
 
 
@@ -66,64 +66,64 @@ def check_free(dest: str, *, disk: Disk) -> bool:
     return True
 
 
-def set_aside(folder: str, *, disk: Disk, chance: Chance) -> None:
+def set_aside(folder: str, *, env: Env) -> None:
     """Remove a folder atomically; absent is fine."""
     place = Path(folder).absolute()
-    gone = str(place.parent / f".{place.name}.~removing-{chance.uuid().hex}")
+    gone = str(place.parent / f".{place.name}.~removing-{env.chance.uuid().hex}")
     try:
-        disk.rename(folder, gone)
+        env.disk.rename(folder, gone)
     except NotFound:
         return
-    disk.remove_folder(gone)
+    env.disk.remove_folder(gone)
 
 
-def sweep(parent: str, *, disk: Disk, chance: Chance) -> None:
+def sweep(parent: str, *, env: Env) -> None:
     """Remove the leftovers in ``parent`` of processes that died while staging or removing a folder. Never raises.
 
     A process holds a lock beside its staged folder from before it is created until after it is renamed, and the kernel
     releases the lock of a dead process. So a free lock means that the folder is abandoned.
     """
-    for row in disk.scan(parent):
+    for row in env.disk.scan(parent):
         path = f"{parent}/{row.name}"
         with contextlib.suppress(StorageError):
             if _REMOVING.fullmatch(row.name):
-                disk.remove_folder(path)
+                env.disk.remove_folder(path)
             elif _STAGING.fullmatch(row.name):
-                _sweep_one(path.removesuffix(".lock"), disk=disk, chance=chance)
+                _sweep_one(path.removesuffix(".lock"), env=env)
 
 
-def _sweep_one(hidden: str, *, disk: Disk, chance: Chance) -> None:
+def _sweep_one(hidden: str, *, env: Env) -> None:
     lock = f"{hidden}.lock"
-    with disk.try_locked(lock) as held:
+    with env.disk.try_locked(lock) as held:
         if held:
-            set_aside(hidden, disk=disk, chance=chance)
-            disk.remove(lock)
+            set_aside(hidden, env=env)
+            env.disk.remove(lock)
 
 
 @contextlib.contextmanager
-def _taken(parent: str, name: str, *, disk: Disk, chance: Chance) -> Iterator[str]:
+def _taken(parent: str, name: str, *, env: Env) -> Iterator[str]:
     """An empty hidden folder under a lock, which says that its process lives; removed with all that is left in it."""
     with contextlib.ExitStack() as stack:
-        hidden = _locked_name(stack, parent, name, disk=disk, chance=chance)
+        hidden = _locked_name(stack, parent, name, env=env)
         try:
-            disk.make_folders(hidden)
+            env.disk.make_folders(hidden)
             yield hidden
         finally:
             with contextlib.suppress(StorageError):
-                disk.remove_folder(hidden)
+                env.disk.remove_folder(hidden)
             with contextlib.suppress(StorageError):
-                disk.remove(f"{hidden}.lock")
+                env.disk.remove(f"{hidden}.lock")
 
 
-def _locked_name(stack: contextlib.ExitStack, parent: str, name: str, *, disk: Disk, chance: Chance) -> str:
+def _locked_name(stack: contextlib.ExitStack, parent: str, name: str, *, env: Env) -> str:
     while True:
-        hidden = f"{parent}/.{name}.~staging-{chance.uuid().hex}"
+        hidden = f"{parent}/.{name}.~staging-{env.chance.uuid().hex}"
         lock = f"{hidden}.lock"
         with contextlib.ExitStack() as trying:
-            trying.enter_context(disk.locked(lock))
+            trying.enter_context(env.disk.locked(lock))
             # A concurrent sweep may have removed the lock file just after it was created: then it protects nothing.
             with contextlib.suppress(NotFound):
-                disk.size(lock)
+                env.disk.size(lock)
                 stack.push(trying.pop_all())
                 return hidden
 

@@ -10,7 +10,7 @@ from pyspark.errors import AnalysisException
 
 from strandline import errors
 from strandline.errors import InvalidInput, JobFailed, StrandlineError, TransformFailed, printable
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.retry import Backoff
 
 if TYPE_CHECKING:
@@ -39,9 +39,7 @@ _LOST: Final = Backoff(attempts=4, base=0.5, ceiling=8.0)
 _OURS = re.compile(r"strandline\.errors\.(\w+): ([^\n]*)")
 
 
-def retried(
-    action: Callable[[], R], *, backoff: Backoff | None = None, clock: Clock = CLOCK, chance: Chance = CHANCE
-) -> R:
+def retried(action: Callable[[], R], *, backoff: Backoff | None = None, env: Env = SYSTEM) -> R:
     """Run the action; retryable failures are retried a bounded number of times."""
     bound, attempt = backoff or PATIENCE, 0
     while True:
@@ -51,7 +49,7 @@ def retried(
             attempt += 1
             if not error.retryable or attempt >= bound.attempts:
                 raise
-            clock.sleep(bound.pause(attempt - 1, chance.jitter()))
+            env.clock.sleep(bound.pause(attempt - 1, env.chance.jitter()))
 
 
 class UserFailures:
@@ -111,7 +109,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return _OUT_OF_MEMORY.search(str(error)) is not None
 
 
-def rerun_if_lost(job: Callable[[], R], *, clock: Clock = CLOCK, chance: Chance = CHANCE) -> R:
+def rerun_if_lost(job: Callable[[], R], *, env: Env = SYSTEM) -> R:
     """Run a Spark job; again, a bounded number of times, if it failed without an error of Python.
 
     An executor was lost then, or a worker was killed or did not start. ``local[N]`` repeats no task by itself.
@@ -125,7 +123,7 @@ def rerun_if_lost(job: Callable[[], R], *, clock: Clock = CLOCK, chance: Chance 
             is_lost = error.__cause__ is not None and not tracebacks(error.__cause__)
             if attempt >= _LOST.attempts or not is_lost:
                 raise
-            clock.sleep(_LOST.pause(attempt - 1, chance.jitter()))
+            env.clock.sleep(_LOST.pause(attempt - 1, env.chance.jitter()))
 
 
 def unpicklable(what: str, error: BaseException) -> InvalidInput:

@@ -6,7 +6,8 @@ import logging
 from typing import Any, Final
 
 from strandline.model.arguments import Positive, checked
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.clock import Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.retry import Backoff
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -20,8 +21,7 @@ def start(
     path: str | None = None,
     *,
     attempts: Positive = 8,
-    clock: Clock = CLOCK,
-    chance: Chance = CHANCE,
+    env: Env = SYSTEM,
 ) -> Any:
     """Start a streaming query, and again if the Python process of its source did not start within ten seconds.
 
@@ -31,13 +31,13 @@ def start(
     """
     pauses = Backoff(attempts=attempts, base=0.5, ceiling=8.0)
     for attempt in range(attempts - 1):
-        query = _started(writer, path, clock)
+        query = _started(writer, path, env.clock)
         error = query.exception()
         if error is None or _LATE not in str(error):
             return query
         _LOGGER.warning("The process of a source did not start in time (attempt %d of %d).", attempt + 1, attempts)
-        clock.sleep(pauses.pause(attempt, chance.jitter()))
-    return _started(writer, path, clock)
+        env.clock.sleep(pauses.pause(attempt, env.chance.jitter()))
+    return _started(writer, path, env.clock)
 
 
 def _started(writer: Any, path: str | None, clock: Clock) -> Any:

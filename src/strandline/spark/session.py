@@ -14,7 +14,8 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
 from strandline.errors import MissingExtra, StorageError
-from strandline.storage.disk import DISK, Disk
+from strandline.storage.disk import Disk
+from strandline.storage.env import SYSTEM, Env
 
 _ARCHIVE_MAGIC: Final = (b"\xf0\x0b\xab\xa2", b"\xa2\xab\x0b\xf0", b"\xf0\x0b\xab\xa8", b"\xa8\xab\x0b\xf0")
 _QUICK: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
@@ -30,7 +31,7 @@ def local_session(
     short_lived: bool = False,
     archive: bool = True,
     log_level: str = "ERROR",
-    disk: Disk = DISK,
+    env: Env = SYSTEM,
     **conf: str,
 ) -> SparkSession:
     """A session that runs in this machine's memory and listens only on the loopback address.
@@ -51,7 +52,7 @@ def local_session(
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     java_options = [_QUIET, *([_QUICK] if short_lived else [])]
     if archive:
-        java_options.append(_archive_options(java, disk))
+        java_options.append(_archive_options(java, env.disk))
     settings = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",

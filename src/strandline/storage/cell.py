@@ -20,7 +20,7 @@ from strandline.errors import (
     TransientStorageError,
 )
 from strandline.model.stamp import REMEMBERED, OpId, Stamped
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.metrics import Role, count_write
 from strandline.storage.objects.store import ABSENT, Match, ObjectStore, Payload, Version
 from strandline.storage.retry import Backoff
@@ -57,8 +57,7 @@ class StoreCell(Generic[T]):
         *,
         required_by: str | None = None,
         backoff: Backoff | None = None,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
     ) -> None:
         """Use the object ``path``; nothing is read or written yet.
 
@@ -69,8 +68,7 @@ class StoreCell(Generic[T]):
         self._path = path
         self._codec = codec
         self._backoff = backoff or Backoff(attempts=64, base=0.005, ceiling=1.0)
-        self._clock = clock
-        self._chance = chance
+        self._env = env
         self._held: Versioned[Stamped[T]] | None = None
         # Operations whose last write got no answer, with its revision. Without them, an operation repeated after the
         # object has forgotten it would be applied twice.
@@ -236,4 +234,4 @@ class StoreCell(Generic[T]):
         )
 
     def _pause(self, attempt: int) -> None:
-        self._clock.sleep(self._backoff.pause(attempt, self._chance.jitter()))
+        self._env.clock.sleep(self._backoff.pause(attempt, self._env.chance.jitter()))

@@ -22,7 +22,7 @@ from strandline.model.arguments import Natural
 from strandline.model.json_values import parse_object, read_record, stamp_fields
 from strandline.model.stamp import OpId, Stamped
 from strandline.storage.cell import StoreCell
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import Backoff
@@ -166,15 +166,13 @@ class Lease:
         holder: str,
         *,
         seconds: float = 15.0,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
     ) -> None:
         """Use the object ``path``; nothing is read or written yet. ``holder`` names this holder to others."""
-        self._clock = clock
-        self._chance = chance
-        self._mine = LeaseState(holder, chance.uuid(), 0, 0, _checked_seconds(seconds))
+        self._env = env
+        self._mine = LeaseState(holder, env.chance.uuid(), 0, 0, _checked_seconds(seconds))
         backoff = Backoff(attempts=8, base=0.01, ceiling=seconds / 16)
-        self._cell = StoreCell(store, path, LeaseCodec(), backoff=backoff, clock=clock, chance=chance)
+        self._cell = StoreCell(store, path, LeaseCodec(), backoff=backoff, env=env)
         self._lock = threading.RLock()
         self._seen: Sighting | None = None
         self._held_term: _HeldTerm | None = None
@@ -197,12 +195,12 @@ class Lease:
     def held(self) -> bool:
         """Whether the lease is held now; no I/O."""
         term = self._held_term
-        return term is not None and self._clock.boot() < term.deadline
+        return term is not None and self._env.clock.boot() < term.deadline
 
     def age(self) -> float | None:
         """Seconds since the last renewal was requested; None if the lease is not held. No I/O."""
         term = self._held_term
-        return None if term is None else self._clock.boot() - term.deadline + self.seconds * (1 - MARGIN)
+        return None if term is None else self._env.clock.boot() - term.deadline + self.seconds * (1 - MARGIN)
 
     def ensure(self) -> int:
         """The epoch, if the lease is held now, or ``Fenced``; no I/O.
@@ -213,7 +211,7 @@ class Lease:
         term = self._held_term
         if term is None:
             raise Fenced(f"{self!r} is not held: it was never acquired, was released, or was lost. Acquire it first.")
-        if self._clock.boot() >= term.deadline:
+        if self._env.clock.boot() >= term.deadline:
             raise Fenced(
                 f"{self!r} was not renewed within {self.seconds:g} s, so another process may hold it; nothing may be "
                 "done or acknowledged under it. Acquire it again."
@@ -239,7 +237,7 @@ class Lease:
         not held, or as long as before.
         """
         with self._lock:
-            asked = self._clock.boot()
+            asked = self._env.clock.boot()
             try:
                 state = self._cell.read().value
             except NotFound:
@@ -248,7 +246,7 @@ class Lease:
             if state.holder is not None and state.token != self._mine.token and expired is None:
                 self._held_term = None
                 return False
-            asked = self._clock.boot()
+            asked = self._env.clock.boot()
             state = self._cell.update(self._op(), lambda now: taken(now, replace(self._mine, epoch=above), expired))
             return self._granted(state, asked)
 
@@ -262,7 +260,7 @@ class Lease:
     def _observe(self, state: LeaseState) -> LeaseState | None:
         """Record a read; returns the content if the lease has expired."""
         # The time is taken after the read: a renewal may have happened during it, and its holder counts from before.
-        now = self._clock.boot()
+        now = self._env.clock.boot()
         self._seen = Sighting(state, now) if self._seen is None else self._seen.again(state, now)
         return state if self._seen.has_expired(now) else None
 
@@ -276,15 +274,15 @@ class Lease:
 
     def acquire(self, timeout: float | None = None) -> bool:
         """Try until the lease is held (True), or until the timeout (False); up to a term after its holder died."""
-        deadline = None if timeout is None else self._clock.monotonic() + timeout
+        deadline = None if timeout is None else self._env.clock.monotonic() + timeout
         while not self.try_acquire():
-            pause = self.seconds / _READS * (0.5 + self._chance.jitter())
+            pause = self.seconds / _READS * (0.5 + self._env.chance.jitter())
             if deadline is not None:
-                left = deadline - self._clock.monotonic()
+                left = deadline - self._env.clock.monotonic()
                 if left <= 0:
                     return False
                 pause = min(pause, left)
-            self._clock.sleep(pause)
+            self._env.clock.sleep(pause)
         return True
 
     def renew(self) -> None:
@@ -297,7 +295,7 @@ class Lease:
             if term is None:
                 self.ensure()
                 return
-            asked = self._clock.boot()
+            asked = self._env.clock.boot()
             try:
                 state = self._cell.update(self._op(), lambda now: renewed(now, self._mine, term.epoch))
             except (Fenced, NotFound) as error:
@@ -333,7 +331,7 @@ class Lease:
             renewer.join()
 
     def _renew_until(self, over: threading.Event) -> None:
-        while not self._clock.wait(over, self.seconds / 3):
+        while not self._env.clock.wait(over, self.seconds / 3):
             try:
                 self.renew()
             except Fenced:
@@ -342,4 +340,4 @@ class Lease:
                 continue  # retried; the lease expires if that fails, too
 
     def _op(self) -> OpId:
-        return OpId(self._chance.uuid())
+        return OpId(self._env.chance.uuid())

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from strandline.errors import TransientStorageError
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.objects.store import (
     Object,
     ObjectInfo,
@@ -43,14 +43,11 @@ class RetryingStore:
     (:class:`~strandline.storage.cell.StoreCell`) resolves a lost answer by reading.
     """
 
-    def __init__(
-        self, inner: ObjectStore, *, backoff: Backoff | None = None, clock: Clock = CLOCK, chance: Chance = CHANCE
-    ) -> None:
+    def __init__(self, inner: ObjectStore, *, backoff: Backoff | None = None, env: Env = SYSTEM) -> None:
         """Wrap ``inner``."""
         self._inner = inner
         self._backoff = backoff or Backoff()
-        self._clock = clock
-        self._chance = chance
+        self._env = env
 
     @property
     def url(self) -> str:
@@ -72,7 +69,7 @@ class RetryingStore:
                 attempt += 1
                 if attempt >= self._backoff.attempts:
                     raise
-                self._clock.sleep(self._backoff.pause(attempt - 1, self._chance.jitter()))
+                self._env.clock.sleep(self._backoff.pause(attempt - 1, self._env.chance.jitter()))
 
     def get(self, path: str) -> Object:
         """The whole object, or ``NotFound``."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
+    from strandline.storage.env import Env as Env
     from strandline.testing.clock import ManualClock as ManualClock
     from strandline.testing.clock import SeededChance as SeededChance
     from strandline.testing.codecs import CodecContract as CodecContract

@@ -23,7 +23,7 @@ from strandline.model.addresses import refuse_credentials, split_address
 from strandline.model.segments import COLD_FILE, ColdTier
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.tier.cell_codec import TierCellCodec
 
@@ -42,13 +42,12 @@ class ColdCell:
         log_id: UUID,
         *,
         path: str = COLD_FILE,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
     ) -> None:
         """The cell of the log in this store, in the object ``path``."""
         self._log_id = log_id
-        self._chance = chance
-        self._cell: StoreCell[ColdTier] = StoreCell(place, path, COLD_CODEC, clock=clock, chance=chance)
+        self._chance = env.chance
+        self._cell: StoreCell[ColdTier] = StoreCell(place, path, COLD_CODEC, env=env)
 
     def read(self) -> ColdTier | None:
         """The current description; None if the log has no cold tier."""
@@ -116,7 +115,7 @@ class ColdAccess:
 
     options: Mapping[str, str] | None = field(default=None, repr=False)
     events_options: Mapping[str, Any] | None = field(default=None, repr=False)
-    clock: Clock = CLOCK
+    env: Env = SYSTEM
 
 
 def open_events(cold: ColdTier, access: ColdAccess, *, create: bool) -> Topic:
@@ -128,6 +127,6 @@ def open_events(cold: ColdTier, access: ColdAccess, *, create: bool) -> Topic:
         if not parts.netloc or not topic:
             raise InvalidInput(f"{cold.events!r} names no topic of Kafka: write kafka://host:port/topic.")
         return KafkaTopic(
-            parts.netloc, topic, cold.partitions, create=create, config=access.events_options, clock=access.clock
+            parts.netloc, topic, cold.partitions, create=create, config=access.events_options, env=access.env
         )
-    return open_object_topic(cold.events, cold.partitions, create=create, options=access.options, clock=access.clock)
+    return open_object_topic(cold.events, cold.partitions, create=create, options=access.options, env=access.env)

@@ -21,7 +21,7 @@ from strandline.errors import AlreadyExists, CorruptData, Fenced, NotFound
 from strandline.model.arguments import Natural
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.tier.cell_codec import TierCellCodec
 
@@ -71,13 +71,12 @@ class ClaimCell:
         path: str,
         claim: TierClaim,
         *,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
     ) -> None:
         """``claim`` is what this primary writes to the object ``path``; nothing is read or written yet."""
         self._claim = claim
-        self._chance = chance
-        self._cell: StoreCell[TierClaim] = StoreCell(place, path, CLAIM_CODEC, clock=clock, chance=chance)
+        self._chance = env.chance
+        self._cell: StoreCell[TierClaim] = StoreCell(place, path, CLAIM_CODEC, env=env)
 
     def take(self) -> None:
         """Durably claim the cold tier for this term. Idempotent; ``Fenced`` if a primary of a later term has."""

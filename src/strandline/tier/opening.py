@@ -15,7 +15,7 @@ from strandline.log.wal.read.reading import WalReader, WalReading
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import ANY, checked, whole
 from strandline.model.segments import COLD_FOLDER, ColdTier, TopicPartition
-from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.objects.urls import open_store
 from strandline.tier.attachment import PARTITIONS, ColdAccess, ColdCell, open_events
 from strandline.tier.copy.tierer import Tierer
@@ -37,7 +37,7 @@ def tiered(
     options: Mapping[str, str] | None = None,
     events_options: Mapping[str, Any] | None = None,
     close_hot: bool = False,
-    clock: Clock = CLOCK,
+    env: Env = SYSTEM,
 ) -> H | TieredLog:
     """The log with its cold tier, which is opened on first use; the log itself if it has none.
 
@@ -47,7 +47,7 @@ def tiered(
     """
     if isinstance(log, TieredLog):
         return log
-    access = ColdAccess(options, events_options, clock)
+    access = ColdAccess(options, events_options, env)
     cell = cold_cell(log, access)
     cold = cell.read()
     if cold is None:
@@ -55,7 +55,7 @@ def tiered(
 
     def reader(opened: contextlib.ExitStack) -> ColdReader:
         manager = opened.enter_context(follow_events(cold, access))
-        return ColdReader(manager, open_store(cold.store, options), partition_of(cold), clock)
+        return ColdReader(manager, open_store(cold.store, options), partition_of(cold), env)
 
     return TieredLog(hot_log(log), cell, reader, close_hot=close_hot)
 
@@ -70,7 +70,7 @@ def attach(
     name: str = "",
     options: Mapping[str, str] | None = None,
     events_options: Mapping[str, Any] | None = None,
-    clock: Clock = CLOCK,
+    env: Env = SYSTEM,
 ) -> ColdTier:
     """Attach a cold tier to a log: durably record its store and event topic, and create the topic if needed.
 
@@ -85,7 +85,7 @@ def attach(
         raise InvalidInput(f"Write whole addresses, such as s3://bucket/cold or file:///folder: {store}, {events}.")
     cold = ColdTier(hot_log(log).log_id, store, events, partitions, name)
     open_store(store, options)  # no request; refuses an invalid address before it is stored
-    access = ColdAccess(options, events_options, clock)
+    access = ColdAccess(options, events_options, env)
     open_events(cold, access, create=True).close()
     return cold_cell(log, access).attach(store, events, partitions=partitions, name=name)
 
@@ -94,7 +94,7 @@ def cold_cell(log: Tierable, access: ColdAccess = _PLAIN) -> ColdCell:
     """The cell that describes the cold tier of a log."""
     hot = hot_log(log)
     place = hot.store if isinstance(hot, ObjectLog) else open_store(log_address(hot), access.options)
-    return ColdCell(place, hot.log_id, clock=access.clock)
+    return ColdCell(place, hot.log_id, env=access.env)
 
 
 def cold_tier(log: Tierable, access: ColdAccess = _PLAIN) -> ColdTier:
@@ -118,7 +118,7 @@ def follow_events(
     with contextlib.ExitStack() as opened:
         topic = open_events(cold, access, create=False)
         opened.callback(topic.close)
-        manager = MetadataManager.start(topic, snapshot_dir=snapshot_dir, clock=access.clock)
+        manager = MetadataManager.start(topic, snapshot_dir=snapshot_dir, env=access.env)
         opened.callback(manager.close)
         manager.reconcile_assignment([manager.metadata_partition(partition_of(cold))])
         yield manager
@@ -132,7 +132,7 @@ def tiering(
     options: Mapping[str, str] | None = None,
     events_options: Mapping[str, Any] | None = None,
     snapshot_dir: str | None = None,
-    clock: Clock = CLOCK,
+    env: Env = SYSTEM,
     **settings: Any,
 ) -> Iterator[Tierer]:
     """The tierer of a log with a cold tier, within the block; ``settings`` are those of a :class:`Tierer`.
@@ -141,11 +141,11 @@ def tiering(
     """
     hot = hot_log(log)
     check_tierable(hot)
-    access = ColdAccess(options, events_options, clock)
+    access = ColdAccess(options, events_options, env)
     cell, cold = cold_cell(log, access), cold_tier(log, access)
     with follow_events(cold, access, snapshot_dir) as manager:
         store = open_store(cold.store, options)
-        yield Tierer(hot, manager, store, name=cold.name, announced=cell, clock=clock, **settings)
+        yield Tierer(hot, manager, store, name=cold.name, announced=cell, env=env, **settings)
 
 
 def log_address(log: Tierable) -> str:

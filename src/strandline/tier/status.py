@@ -12,7 +12,7 @@ from strandline.log.object.log import ObjectLog
 from strandline.model.cursor import Bounds
 from strandline.model.retention import TIER_SLOT, SlotState
 from strandline.model.segments import ColdTier, SegmentState
-from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.tier.opening import cold_tier, follow_events, log_address
 from strandline.tier.verify import HotLog, TierView, look_at
 
@@ -41,7 +41,7 @@ class TierStatus:
     """Microseconds."""
 
 
-def tier_status(log: HotLog, *, clock: Clock = CLOCK) -> TierStatus:
+def tier_status(log: HotLog, *, env: Env = SYSTEM) -> TierStatus:
     """The current state of the log's cold tier; ``NotFound`` if it has none."""
     cold = cold_tier(log)
     seen, why = None, None
@@ -52,7 +52,7 @@ def tier_status(log: HotLog, *, clock: Clock = CLOCK) -> TierStatus:
         why = str(error)
     slot, hot = _tierers_slot(log), log.bounds()
     position = _untiered_from(slot, hot) if seen is None or seen.tiered is None else seen.tiered
-    return TierStatus(log_address(log), cold, hot, slot, seen, why, _from(log, position), clock.now())
+    return TierStatus(log_address(log), cold, hot, slot, seen, why, _from(log, position), env.clock.now())
 
 
 def untiered(log: HotLog) -> Untiered:

@@ -16,6 +16,7 @@ from strandline.log.object.maintain.trimmer import TrimResult
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
 from strandline.model.retention import SlotLimits
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from tests.cli.conftest import Run, Start
 from tests.cli.logs.test_lag import fill_queue
@@ -159,8 +160,8 @@ def test_a_grace_period_shorter_than_the_writers_has_to_be_confirmed(
 
 def test_trim_says_which_clock_is_wrong_and_by_how_much(run: Run, log: str) -> None:
     opened = fill(log)
-    ahead = ManualClock(now=opened.clock.now() + 365 * 86400 * 1_000_000)
-    open_log(opened.store, clock=ahead).append(
+    ahead = ManualClock(now=opened.env.clock.now() + 365 * 86400 * 1_000_000)
+    open_log(opened.store, env=Env(clock=ahead)).append(
         record_batch(timestamps=[0], ops=[0], keys=[None], values=[b"x"]), writer=WriterId(UUID(int=7)), number=0
     ).result(120)
     done = run("trim", log)

@@ -18,6 +18,7 @@ from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor
 from strandline.model.records import Op, record_batch
 from strandline.model.retention import InvalidReason
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import SimulatedDisk, crash_everywhere, fail_everywhere, fill_everywhere
 from tests.spools import read_spool
@@ -27,8 +28,8 @@ SPOOL, SLOTS = f"{OUT}.logical.wal", f"{OUT}.logical.slots.json"
 
 
 def open_on(disk, path=FOLDER, **options):
-    options = {"background": False, "clock": ManualClock(), "chance": SeededChance(1), **options}
-    return WriteAheadLog.open(path, disk=disk, **options)
+    env = Env(disk=disk, clock=ManualClock(), chance=SeededChance(1))
+    return WriteAheadLog.open(path, env=env, **{"background": False, **options})
 
 
 def filled(disk):
@@ -68,7 +69,7 @@ def disk():
 
 def test_a_spool_that_is_migrated_again_is_the_same_log(disk):
     with filled(disk) as wal:
-        found = export_spool(wal.log, OUT, disk=disk)
+        found = export_spool(wal.log, OUT, env=Env(disk=disk))
         records, slots = all_of(wal), wal.log.slots.list()
     assert [record[:2] for record in records] == [(2, 4), (2, 5), (2, 6), (2, 7), (7, 8)]
     with open_on(disk, OUT, migrate=True) as back:
@@ -83,7 +84,7 @@ def test_a_spool_that_is_migrated_again_is_the_same_log(disk):
 
 def test_an_export_is_a_spool_of_version_3_frames_and_nothing_else(disk):
     with filled(disk) as wal:
-        export_spool(wal.log, OUT, disk=disk)
+        export_spool(wal.log, OUT, env=Env(disk=disk))
         scanner = LegacyScanner(memoryview(disk.read(SPOOL)))
         assert {frame.version for frame in scanner} == {3}
         assert scanner.stop.ending is LegacyEnding.CLEAN
@@ -92,7 +93,7 @@ def test_an_export_is_a_spool_of_version_3_frames_and_nothing_else(disk):
 
 def test_slots_have_the_names_that_older_programs_know(disk):
     with filled(disk) as wal:
-        export_spool(wal.log, OUT, disk=disk)
+        export_spool(wal.log, OUT, env=Env(disk=disk))
         gone, held, plain = json.loads(disk.read(SLOTS))["slots"]
         assert decode_slots(disk.read(SLOTS), SLOTS, now=0) == wal.log.slots.list()
     now = ManualClock().now() // 1000
@@ -103,7 +104,7 @@ def test_slots_have_the_names_that_older_programs_know(disk):
 
 def test_an_empty_log_becomes_an_empty_spool(disk):
     with open_on(disk) as wal:
-        found = export_spool(wal.log, OUT, disk=disk)
+        found = export_spool(wal.log, OUT, env=Env(disk=disk))
     assert (found.records, found.first, found.last, disk.read(SPOOL)) == (0, 1, 0, b"")
 
 
@@ -111,7 +112,7 @@ def test_times_are_kept_to_the_millisecond(disk):
     with open_on(disk) as wal:
         values = {"ops": [Op.PUT], "keys": [None], "values": [b"x"]}
         wal.append_batch(record_batch(timestamps=[1_234_567], **values))
-        export_spool(wal.log, OUT, disk=disk)
+        export_spool(wal.log, OUT, env=Env(disk=disk))
     assert read_spool(memoryview(disk.read(SPOOL))).records[0].timestamp == 1234
 
 
@@ -148,7 +149,7 @@ def test_records_that_are_appended_meanwhile_stay_out_and_no_slot_is_past_the_en
                     wal.log.slots.claim("held", "someone").advance(wal.log.end())
                 return found
 
-        found = export_spool(Busy(), OUT, disk=disk)
+        found = export_spool(Busy(), OUT, env=Env(disk=disk))
         assert found.last < wal.current
     with open_on(disk, OUT, migrate=True) as back:
         assert back.current == found.last
@@ -160,7 +161,7 @@ def test_an_export_is_written_in_pieces_and_reports_its_progress(disk, monkeypat
     with open_on(disk) as wal:
         wal.append_many([b"x" * 100] * 95)
         told = []
-        export_spool(wal.log, OUT, disk=disk, on_progress=told.append)
+        export_spool(wal.log, OUT, env=Env(disk=disk), on_progress=told.append)
     assert told == [*range(10, 100, 10), 95]
     writes = [call for call in disk.calls if call.path.startswith(SPOOL) and call.action == "write"]
     assert len(writes) == 10
@@ -171,7 +172,7 @@ def test_the_time_between_pieces_is_bounded_for_empty_payloads_too(disk, monkeyp
     with open_on(disk) as wal:
         wal.append_many([b""] * 25)
         told = []
-        export_spool(wal.log, OUT, disk=disk, on_progress=told.append)
+        export_spool(wal.log, OUT, env=Env(disk=disk), on_progress=told.append)
     assert told == [10, 20, 25]
 
 
@@ -185,7 +186,7 @@ def as_the_older_program_reads(data):
 
 def test_the_older_program_drops_no_slot_of_an_export(disk):
     with filled(disk) as wal:
-        export_spool(wal.log, OUT, disk=disk)
+        export_spool(wal.log, OUT, env=Env(disk=disk))
         slots = wal.log.slots.list()
     found = as_the_older_program_reads(disk.read(SLOTS))
     assert {name: slot["confirmed_lsn"] for name, slot in found.items()} == {slot.name: slot.position for slot in slots}
@@ -201,7 +202,7 @@ def test_every_slot_comes_back_from_an_export_as_it_was(disk):
         wal.log.slots.create("second", 6)
         wal.log.slots.claim("second", "other")
         wal.log.slots.claim("second", "another")
-        export_spool(wal.log, OUT, disk=disk)
+        export_spool(wal.log, OUT, env=Env(disk=disk))
         slots = wal.log.slots.list()
     with open_on(disk, OUT, migrate=True) as back:
         assert back.log.slots.list() == slots
@@ -209,7 +210,7 @@ def test_every_slot_comes_back_from_an_export_as_it_was(disk):
 
 def test_slots_that_the_older_program_has_written_again_keep_position_and_invalidation(disk):
     with filled(disk) as wal:
-        export_spool(wal.log, OUT, disk=disk)
+        export_spool(wal.log, OUT, env=Env(disk=disk))
         slots = wal.log.slots.list()
     own = (
         "id",
@@ -251,7 +252,7 @@ def test_a_record_that_is_more_than_a_value_is_refused_with_its_offset(disk, mor
         wal.append_batch(record_batch(**plain))
         wal.append_batch(record_batch(**{**plain, **more}))
         with pytest.raises(InvalidInput, match=r"Offset 3 \(lsn 4\)"):
-            export_spool(wal.log, OUT, disk=disk)
+            export_spool(wal.log, OUT, env=Env(disk=disk))
     assert made(disk) == set()
 
 
@@ -266,7 +267,7 @@ def test_a_time_before_1970_is_refused_with_its_lsn(disk):
     with open_on(disk) as wal:
         wal.append_batch(record_batch(timestamps=[-1], ops=[Op.PUT], keys=[None], values=[b"x"]))
         with pytest.raises(InvalidInput, match="lsn 1 "):
-            export_spool(wal.log, OUT, disk=disk)
+            export_spool(wal.log, OUT, env=Env(disk=disk))
     assert made(disk) == set()
 
 
@@ -274,7 +275,7 @@ def test_a_time_before_1970_is_refused_with_its_lsn(disk):
 def test_an_existing_file_is_never_replaced(disk, path):
     disk.write_new(path, [b"mine"])
     with filled(disk) as wal, pytest.raises(AlreadyExists, match=path):
-        export_spool(wal.log, OUT, disk=disk)
+        export_spool(wal.log, OUT, env=Env(disk=disk))
     assert made(disk) == {path}
     assert disk.read(path) == b"mine"
 
@@ -284,13 +285,13 @@ def test_a_log_that_was_used_and_retains_nothing_is_refused(disk):
         wal.append_many([b"x"] * 3)
         wal.prune_through(3)
         with pytest.raises(InvalidInput, match="continues at lsn 4"):
-            export_spool(wal.log, OUT, disk=disk)
+            export_spool(wal.log, OUT, env=Env(disk=disk))
     assert made(disk) == set()
 
 
 def test_two_cannot_write_the_same_spool(disk):
     with filled(disk) as wal, disk.try_locked(f"{SPOOL}.exporting"), pytest.raises(Fenced, match=SPOOL):
-        export_spool(wal.log, OUT, disk=disk)
+        export_spool(wal.log, OUT, env=Env(disk=disk))
 
 
 class Overtaken(SimulatedDisk):
@@ -311,20 +312,22 @@ def test_a_late_creator_does_not_replace_what_another_has_made():
     disk = Overtaken()
     disk.make_folders("/out")
     with filled(disk) as wal:
-        disk.overtaker = lambda: export_spool(wal.log, OUT, disk=disk)
+        disk.overtaker = lambda: export_spool(wal.log, OUT, env=Env(disk=disk))
         with pytest.raises(AlreadyExists, match=SPOOL):
-            export_spool(wal.log, OUT, disk=disk)
+            export_spool(wal.log, OUT, env=Env(disk=disk))
     assert made(disk) == {SPOOL, SLOTS}
 
 
 def test_an_export_of_a_log_that_is_trimmed_meanwhile_is_refused_and_leaves_nothing(disk, monkeypatch):
     monkeypatch.setattr("strandline.log.read.reading._PLANNED", 1)
     monkeypatch.setattr(export, "_PARTS", 1)
-    with WalLog.open(FOLDER, roll_bytes=0, tail_bytes=0, background=False, disk=disk, clock=ManualClock()) as log:
+    with WalLog.open(
+        FOLDER, roll_bytes=0, tail_bytes=0, background=False, env=Env(disk=disk, clock=ManualClock())
+    ) as log:
         for number in range(5):
             log.append_value(b"%d" % number).result()
         with pytest.raises(CursorExpired):
-            export_spool(log, OUT, disk=disk, on_progress=lambda done: log.trim(4) if done == 2 else None)
+            export_spool(log, OUT, env=Env(disk=disk), on_progress=lambda done: log.trim(4) if done == 2 else None)
     assert made(disk) == set()
 
 
@@ -343,7 +346,7 @@ class Exporting:
     def __call__(self, disk, notes):
         disk.make_folders("/out")
         if SPOOL not in disk.files():
-            export_spool(self.wal.log, OUT, disk=disk)
+            export_spool(self.wal.log, OUT, env=Env(disk=disk))
             notes.append("exported")
 
     def check(self, disk, notes):
@@ -382,7 +385,7 @@ def test_a_full_disk_anywhere_leaves_no_spool_or_all_of_it_with_its_slots(capsys
 def test_leftovers_of_an_interrupted_export_are_no_part_of_the_next(disk):
     disk.write_new(f"{SPOOL}.exporting", [b"half"])
     with filled(disk) as wal:
-        export_spool(wal.log, OUT, disk=disk)
+        export_spool(wal.log, OUT, env=Env(disk=disk))
     assert len(read_spool(memoryview(disk.read(SPOOL))).records) == 5
 
 
@@ -393,12 +396,12 @@ def test_a_failed_export_leaves_nothing_and_can_be_repeated(disk):
             twin = disk.fork()
             twin.interrupt(number, StorageError("no"))
             try:
-                export_spool(wal.log, OUT, disk=twin)
+                export_spool(wal.log, OUT, env=Env(disk=twin))
                 break
             except StorageError:
                 assert f"{SPOOL}.exporting" not in twin.files()
             if SPOOL not in twin.files():
-                export_spool(wal.log, OUT, disk=twin)
+                export_spool(wal.log, OUT, env=Env(disk=twin))
             assert len(read_spool(memoryview(twin.read(SPOOL))).records) == 5
             number += 1
     assert number > 5
@@ -408,6 +411,6 @@ def test_a_full_disk_is_a_clear_error(disk):
     with filled(disk) as wal:
         disk.capacity = sum(map(len, disk.files().values())) + 100
         with pytest.raises(DiskFull, match=SPOOL):
-            export_spool(wal.log, OUT, disk=disk)
+            export_spool(wal.log, OUT, env=Env(disk=disk))
         disk.capacity = None
     assert made(disk) == set()

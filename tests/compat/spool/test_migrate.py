@@ -30,6 +30,7 @@ from strandline.log.wal.recover.verify import verify
 from strandline.log.wal.slots import write_slots_file
 from strandline.model.retention import InvalidReason
 from strandline.storage.disk import DISK, replace_file
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere, fail_everywhere, fill_everywhere
 from tests.cases import sampled
@@ -84,9 +85,7 @@ def open_on(disk, path=FOLDER, **options):
     return WriteAheadLog.open(
         path,
         **{"migrate": True, "background": False, **options},
-        disk=disk,
-        clock=ManualClock(),
-        chance=SeededChance(1),
+        env=Env(disk=disk, clock=ManualClock(), chance=SeededChance(1)),
     )
 
 
@@ -163,17 +162,17 @@ def test_a_spool_that_was_written_after_its_migration_is_refused(changed):
     replace_file(disk, SPOOL, changed, temporary=f"{SPOOL}.new")
     said = f"{SPOOL} has {len(changed)} bytes, and had {len(MIXED)} when it was migrated"
     for opening in (
-        open_on,
+        lambda env: open_on(env.disk),
         *(partial(WalLog.open, FOLDER + end, create=False, background=False) for end in ("", "/", "//", "/.")),
         partial(WalReader, FOLDER),
     ):
         with pytest.raises(Diverged, match=re.escape(said)) as refusal:
-            opening(disk=disk)
+            opening(env=Env(disk=disk))
         assert f"ingest COPY {FOLDER} --from 10'" in str(refusal.value)
     disk.remove(SPOOL)
     with open_on(disk) as wal:
         assert all_of(wal)[-1][3] == b"eleven"
-    assert verify(FOLDER, disk=disk, clock=ManualClock()).findings == []
+    assert verify(FOLDER, env=Env(disk=disk, clock=ManualClock())).findings == []
 
 
 def test_the_new_records_of_a_spool_are_taken_over_as_the_refusal_says(tmp_path):
@@ -503,9 +502,9 @@ class Overtaken(SimulatedDisk):
 
 def test_the_second_migration_finds_it_done():
     disk = on_disk(MIXED, MIXED_SLOTS, disk=Overtaken())
-    options = {"disk": disk, "clock": ManualClock()}
-    disk.overtaker = lambda: migrate.migrate_spool(FOLDER, **options, chance=SeededChance(1))
-    migrate.migrate_spool(FOLDER, **options, chance=SeededChance(2))
+    clock = ManualClock()
+    disk.overtaker = lambda: migrate.migrate_spool(FOLDER, env=Env(clock, disk, SeededChance(1)))
+    migrate.migrate_spool(FOLDER, env=Env(clock, disk, SeededChance(2)))
     with open_on(disk) as wal:
         assert wal.log.log_id == SeededChance(1).uuid()
         assert all_of(wal) == RECORDS
@@ -518,7 +517,7 @@ def test_threads_that_migrate_at_once_make_one_log(tmp_path):
 
     def run(seed):
         try:
-            migrate.migrate_spool(folder, disk=DISK, clock=ManualClock(), chance=SeededChance(seed))
+            migrate.migrate_spool(folder, env=Env(disk=DISK, clock=ManualClock(), chance=SeededChance(seed)))
         except Exception as error:  # noqa: BLE001 - whatever it is
             failures.append(error)
 
@@ -681,7 +680,7 @@ def test_a_crash_while_a_folder_that_was_begun_gives_way_loses_nothing(capsys, e
 
 def test_a_migration_that_returned_is_durable():
     disk = on_disk(MIXED, MIXED_SLOTS)
-    migrate.migrate_spool(FOLDER, disk=disk, clock=ManualClock(), chance=SeededChance(1))
+    migrate.migrate_spool(FOLDER, env=Env(disk=disk, clock=ManualClock(), chance=SeededChance(1)))
     disk.crash(CrashMode.NOTHING)
     with open_on(disk, create=False, migrate=False) as wal:
         assert all_of(wal) == RECORDS

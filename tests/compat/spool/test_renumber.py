@@ -15,6 +15,7 @@ from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.compat.spool.renumbering import OLD_LSN, plan_renumbering
 from strandline.errors import CorruptData
 from strandline.model.retention import InvalidReason, SlotState
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere
 
@@ -39,8 +40,8 @@ def on_disk(*lsns, slots=(), disk=None):
 
 def open_on(disk, **options):
     options = {"migrate": True, "renumber": True, **options}
-    parts = {"background": False, "disk": disk, "clock": ManualClock(), "chance": SeededChance(1)}
-    return WriteAheadLog.open(FOLDER, **options, **parts)
+    env = Env(disk=disk, clock=ManualClock(), chance=SeededChance(1))
+    return WriteAheadLog.open(FOLDER, background=False, env=env, **options)
 
 
 def headers_of(wal):
@@ -117,7 +118,7 @@ def test_no_slot_skips_a_record_that_its_consumer_does_not_have(lsns, position):
 def test_each_gap_is_reported(caplog):
     with caplog.at_level(logging.WARNING):
         done = migrate.migrate_spool(
-            FOLDER, disk=on_disk(*GAPS, 15), clock=ManualClock(), chance=SeededChance(1), renumber=True
+            FOLDER, env=Env(disk=on_disk(*GAPS, 15), clock=ManualClock(), chance=SeededChance(1)), renumber=True
         )
     assert [(gap.index, gap.after, gap.found, gap.missing) for gap in done.gaps] == [
         (2, 8, 11, 2),

@@ -10,6 +10,7 @@ import pyarrow as pa
 from strandline.compat.v1.log import QueueLog, open_queue
 from strandline.compat.v1.manifest_format import decode_manifest, encode_manifest
 from strandline.model.head import MetadataRange, QueueEntry, QueueManifest, WriterId
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 
@@ -17,7 +18,7 @@ GRACE = 600.0
 
 
 def opened(store: ObjectStore, *, clock: ManualClock | None = None, seed: int = 1, **options) -> QueueLog:
-    return open_queue(store, clock=clock or ManualClock(), chance=SeededChance(seed), **options)
+    return open_queue(store, env=Env(clock=clock or ManualClock(), chance=SeededChance(seed)), **options)
 
 
 def values(*entries: bytes) -> pa.Table:

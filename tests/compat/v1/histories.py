@@ -13,6 +13,7 @@ from strandline.compat.v1.queue import V1Queue
 from strandline.compat.v1.trimming import QueueTrimmer
 from strandline.errors import Contended, Fenced, NotFound, OutcomeUnknown, TransientStorageError
 from strandline.model.head import QueueManifest
+from strandline.storage.env import Env
 from strandline.storage.objects.store import Payload, Precondition, Version
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
@@ -107,7 +108,7 @@ class Caller:
         self.log = self.opened()
 
     def opened(self) -> QueueLog:
-        return open_queue(self.line, grace=GRACE, clock=self._clock, chance=self._chance)
+        return open_queue(self.line, grace=GRACE, env=Env(clock=self._clock, chance=self._chance))
 
     def insist(self, action: Callable[[QueueLog], R]) -> R | None:
         """Repeat the action until it is answered, up to a bound; None if it never was."""
@@ -243,7 +244,7 @@ def _trimmer(caller: Caller, kind: type[QueueTrimmer], clock: ManualClock, chanc
             nonlocal trimmer
             if trimmer is None:
                 trimmer = kind(
-                    log.store, manifest=MANIFEST, folder="ingest", grace=GRACE, clock=clock, remember=remember
+                    log.store, manifest=MANIFEST, folder="ingest", grace=GRACE, env=Env(clock=clock), remember=remember
                 )
             try:
                 trimmer.run()
@@ -261,7 +262,7 @@ def _trimmer(caller: Caller, kind: type[QueueTrimmer], clock: ManualClock, chanc
 def check(history: History, place: Witness) -> None:
     """Raise ``AssertionError``, naming the seed, unless an exact queue could have made this history."""
     story = place.story
-    log = open_queue(place, grace=GRACE, clock=ManualClock())
+    log = open_queue(place, grace=GRACE, env=Env(clock=ManualClock()))
     rest = [value for batch in log.read() for value in batch.column("value").to_pylist()]  # each is there and is read
     ever = [place.values[place.listed[sequence]] for sequence in sorted(place.listed)]
     lost = history.acknowledged - set(ever)

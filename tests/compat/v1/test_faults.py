@@ -19,6 +19,7 @@ from strandline.errors import (
     TransientStorageError,
 )
 from strandline.model.head import QueueManifest
+from strandline.storage.env import Env
 from strandline.storage.retry import RetryingStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
@@ -179,7 +180,7 @@ def test_a_manifest_that_never_lets_itself_be_created_is_given_up(place, line):
 
 
 def test_an_edit_runs_again_before_each_try_to_create_the_manifest(place, line):
-    cell = ManifestCell(line, "m", clock=ManualClock(), chance=SeededChance(1))
+    cell = ManifestCell(line, "m", env=Env(clock=ManualClock(), chance=SeededChance(1)))
     seen: list[QueueManifest] = []
 
     def edit(manifest: QueueManifest) -> QueueManifest:
@@ -192,7 +193,7 @@ def test_an_edit_runs_again_before_each_try_to_create_the_manifest(place, line):
 
 
 def test_a_change_of_nothing_creates_nothing(place, line):
-    cell = ManifestCell(line, "m", clock=ManualClock(), chance=SeededChance(1))
+    cell = ManifestCell(line, "m", env=Env(clock=ManualClock(), chance=SeededChance(1)))
     assert cell.update(lambda manifest: manifest) == QueueManifest()
     assert cell.read() == QueueManifest()
     assert paths(place) == []
@@ -283,7 +284,7 @@ def test_a_store_that_is_always_too_slow_is_given_up(place, line):
 
 def test_an_upload_that_the_store_retries_for_long_counts_from_its_beginning(place, line):
     clock = ManualClock()
-    log = opened(RetryingStore(line, clock=clock, chance=SeededChance(3)), clock=clock)
+    log = opened(RetryingStore(line, env=Env(clock=clock, chance=SeededChance(3))), clock=clock)
     line.fail_next("put", times=2)
     line.hook(lambda call: clock.advance(GRACE / 4) if (call.name, call.stage) == ("put", "before") else None)
     append(log, b"a", number=0)

@@ -95,7 +95,7 @@ class ManifestFirst(QueueTrimmer):
         if manifest is None:
             return QueueTrimResult()
         objects = list(self.store.list(f"{self.folder}/"))
-        now = self.clock.now()
+        now = self.env.clock.now()
         for item in unlisted(objects, names_in(manifest), self.folder):
             if is_old(item, now, self.grace):
                 self.store.delete(item.path)

@@ -34,6 +34,7 @@ from strandline.log.contract import Handle, Log, Slot
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.model.head import MetadataRange, QueueEntry, QueueManifest
 from strandline.model.records import READ_SCHEMA, Op
+from strandline.storage.env import Env
 from strandline.storage.objects.local import LocalStore
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
@@ -500,16 +501,16 @@ class Rows:
 def test_a_sink_can_follow_a_queue_and_acknowledges_what_it_has_stored(store, filled):
     sink = Rows()
     with pytest.raises(CursorExpired):
-        sl.follow(filled, sink, slot="queue", upto="end", clock=ManualClock())
-    sl.follow(filled, sink, slot="queue", start="retained", upto="end", clock=ManualClock())
+        sl.follow(filled, sink, slot="queue", upto="end", env=Env(clock=ManualClock()))
+    sl.follow(filled, sink, slot="queue", start="retained", upto="end", env=Env(clock=ManualClock()))
     assert sink.rows == [(5, b"a"), (5, b"b"), (6, b"c"), (7, b"d"), (7, b""), (7, b"f")]
     assert manifest_in(store).entries == ()
     append(filled, b"g", number=0)
-    sl.follow(filled, sink, slot="queue", upto="end", clock=ManualClock())
+    sl.follow(filled, sink, slot="queue", upto="end", env=Env(clock=ManualClock()))
     assert sink.rows[-1] == (8, b"g")
     assert len(sink.rows) == 7
     with pytest.raises(InvalidInput, match="one slot"):
-        sl.follow(filled, sink, slot="billing", upto="end", clock=ManualClock())
+        sl.follow(filled, sink, slot="billing", upto="end", env=Env(clock=ManualClock()))
 
 
 def test_a_batch_that_another_implementation_stored_under_an_encoded_name_is_read(store):

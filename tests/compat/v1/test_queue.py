@@ -24,6 +24,7 @@ from strandline.errors import (
 )
 from strandline.log.queue.contract import Fetcher, Queue
 from strandline.model.head import Descriptor
+from strandline.storage.env import Env
 from strandline.storage.objects.local import LocalStore
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
@@ -244,7 +245,7 @@ def test_a_dead_letter_keeps_descriptor_and_bytes_beside_the_data(store):
 
 
 def consumer(store, **options) -> sl.Consumer:
-    return sl.Consumer(opened(store), trim_every=None, clock=ManualClock(), **options)
+    return sl.Consumer(opened(store), trim_every=None, env=Env(clock=ManualClock()), **options)
 
 
 def test_the_queue_api_consumes_what_others_produced_from_5_on(store):

@@ -11,6 +11,7 @@ from strandline.compat.v1.queue import V1Queue
 from strandline.compat.v1.trimming import QueueTrimmer, QueueTrimResult, is_old, names_in, unlisted
 from strandline.errors import CorruptData, NotFound, TransientStorageError
 from strandline.model.head import QueueEntry, QueueManifest
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectInfo
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, FaultyStore
@@ -469,7 +470,7 @@ class ManifestFirst(QueueTrimmer):
     def run(self, **options) -> QueueTrimResult:
         manifest = self._read_manifest()
         objects = list(self.store.list(f"{self.folder}/"))
-        now = self.clock.now()
+        now = self.env.clock.now()
         assert manifest is not None
         garbage = [item for item in unlisted(objects, names_in(manifest), self.folder) if is_old(item, now, self.grace)]
         for item in garbage:
@@ -479,7 +480,7 @@ class ManifestFirst(QueueTrimmer):
 
 def test_a_twin_that_reads_the_manifest_first_is_caught(place):
     twin = ManifestFirst(
-        place.line, manifest="ingest/manifest", folder="ingest", grace=GRACE, clock=place.clock, remember=False
+        place.line, manifest="ingest/manifest", folder="ingest", grace=GRACE, env=Env(clock=place.clock), remember=False
     )
     listed = held_up(place, twin, "get")
     assert not set(listed) <= set(paths(place.store)), "the twin has deleted what is listed"

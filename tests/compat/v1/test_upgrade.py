@@ -16,6 +16,7 @@ from strandline.log.object import ObjectLog, open_log
 from strandline.log.object.head import edits
 from strandline.log.writers import numbered as writers
 from strandline.model.head import MetadataRange, QueueEntry, QueueManifest, WriterId
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
@@ -30,7 +31,7 @@ class Scene:
         self.target = PlainStore("plain://own")
         self.clock = ManualClock()
         fill(self.source, *[(b"%d" % n, b"%d'" % n) for n in range(5, 5 + batches)], first=5, epoch=2)
-        open_log(self.target, create=True, clock=self.clock, chance=SeededChance(7))
+        open_log(self.target, create=True, env=Env(clock=self.clock, chance=SeededChance(7)))
         self._opened = 0
 
     def run(self, *, line: FaultyStore | None = None, source_line: FaultyStore | None = None, **options):
@@ -38,12 +39,12 @@ class Scene:
         self._opened += 1
         chance = SeededChance(100 + self._opened)
         queue = opened(source_line or self.source, clock=self.clock)
-        target = open_log(line or self.target, clock=self.clock, chance=chance)
-        return upgrade(queue, target, chance=chance, **options)
+        target = open_log(line or self.target, env=Env(clock=self.clock, chance=chance))
+        return upgrade(queue, target, **options)
 
     @property
     def log(self) -> ObjectLog:
-        return open_log(self.target, clock=self.clock)
+        return open_log(self.target, env=Env(clock=self.clock))
 
     def copied(self) -> list[bytes]:
         return [value for batch in self.log.read() for value in batch.column("value").to_pylist()]
@@ -200,8 +201,8 @@ def test_two_queues_can_be_copied_into_one_log(scene):
     other = PlainStore("plain://other")
     fill(other, (b"x",), (b"y",))
     scene.run()
-    assert upgrade(opened(other), scene.log, chance=SeededChance(3)).copied == 2
-    assert upgrade(opened(other), scene.log, chance=SeededChance(4)).copied == 0
+    assert upgrade(opened(other), scene.log).copied == 2
+    assert upgrade(opened(other), scene.log).copied == 0
     assert scene.batches() == [b"5", b"6", b"7", b"8", b"x", b"y"]
 
 

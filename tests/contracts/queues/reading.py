@@ -13,6 +13,7 @@ from strandline.errors import CursorExpired, InvalidInput, OutOfOrderAck, Storag
 from strandline.followers.consumer.batch import ConsumedBatch
 from strandline.followers.consumer.consumer import Consumer
 from strandline.model.records import READ_SCHEMA
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, FaultyStore
 from tests.contracts.queues.places import QueueFixtures, QueuePlace, first_to_come, values
@@ -58,7 +59,7 @@ class QueueReadContract(QueueFixtures):
 
     def test_next_batch_waits_for_a_batch_that_is_listed_in_time(self, place: QueuePlace) -> None:
         clock = _ProducingClock(place, after=3)
-        consumer = place.open(clock=clock)
+        consumer = place.open(env=Env(clock=clock))
         batch = consumer.next_batch(timeout=60)
         assert batch is not None
         assert batch.values == [b"late"]
@@ -66,13 +67,13 @@ class QueueReadContract(QueueFixtures):
 
     def test_next_batch_waits_no_longer_than_its_timeout(self, place: QueuePlace) -> None:
         clock = ManualClock()
-        consumer = place.open(clock=clock)
+        consumer = place.open(env=Env(clock=clock))
         began = clock.monotonic()
         assert consumer.next_batch(timeout=2.5) is None
         assert clock.monotonic() - began == pytest.approx(2.5)
 
     def test_next_batch_without_a_timeout_waits_until_there_is_a_batch(self, place: QueuePlace) -> None:
-        consumer = place.open(clock=_ProducingClock(place, after=500))
+        consumer = place.open(env=Env(clock=_ProducingClock(place, after=500)))
         batch = consumer.next_batch(timeout=None)
         assert batch is not None
         assert batch.values == [b"late"]
@@ -308,7 +309,7 @@ class QueueReadContract(QueueFixtures):
 
     def test_the_lag_is_the_time_since_ingestion_when_a_batch_is_read_and_at_least_0(self, five: QueuePlace) -> None:
         clock = ManualClock()
-        consumer = five.open(clock=clock)
+        consumer = five.open(env=Env(clock=clock))
         assert consumer.lag is None
         first, second, third, *_ = consumer.next_descriptors(5)
         assert consumer.lag is None
@@ -326,7 +327,7 @@ class QueueReadContract(QueueFixtures):
 
     def test_reading_batches_keeps_the_lag_too(self, five: QueuePlace) -> None:
         clock = ManualClock(now=4_000_000_000_000_000)
-        consumer = five.open(clock=clock)
+        consumer = five.open(env=Env(clock=clock))
         batch = consumer.next_batch()
         assert batch is not None
         assert consumer.lag == (clock.now() - batch.metadata[-1].ingested) / 1e6

@@ -19,6 +19,7 @@ from strandline.errors import (
 from strandline.followers.consumer.consumer import Consumer
 from strandline.log.object import ObjectLog, open_log
 from strandline.model.head import WriterId
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
 from tests.contracts.logs import records
@@ -67,8 +68,8 @@ class Machine:
     def log(self) -> ObjectLog | QueueLog:
         names = SeededChance(self.chance.getrandbits(64))
         if isinstance(self.place, ObjectLogPlace):
-            return open_log(self.line, clock=ManualClock(), chance=names)
-        return open_queue(self.line, clock=ManualClock(), chance=names)
+            return open_log(self.line, env=Env(clock=ManualClock(), chance=names))
+        return open_queue(self.line, env=Env(clock=ManualClock(), chance=names))
 
     def insist(self, action: Callable[[], R]) -> R:
         """Repeat the same call while its outcome is unknown."""
@@ -106,7 +107,7 @@ class Life:
         # A bad line fails often enough within one opening that it is begun anew, as a process would be.
         self.consumer = self.machine.insist(
             lambda: Consumer(
-                log, ack_every=2, trim_every=None, chance=SeededChance(self.machine.chance.getrandbits(64))
+                log, ack_every=2, trim_every=None, env=Env(chance=SeededChance(self.machine.chance.getrandbits(64)))
             )
         )
         self.history.opened += 1

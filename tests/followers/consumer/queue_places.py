@@ -10,6 +10,7 @@ from strandline.compat.v1.queue import V1Queue
 from strandline.log.object import open_log
 from strandline.log.queue.contract import Queue
 from strandline.log.queue.log_queue import ObjectLogQueue
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
@@ -26,7 +27,7 @@ class ObjectLogPlace(QueuePlace):
         self.log = open_log(store, create=True, retention="consumed")
 
     def queue(self, store: ObjectStore | None = None) -> Queue:
-        return ObjectLogQueue(open_log(self.store if store is None else store, clock=ManualClock()))
+        return ObjectLogQueue(open_log(self.store if store is None else store, env=Env(clock=ManualClock())))
 
     def produce(self, *entries: bytes, metadata: bytes = b"") -> None:
         with self.log.producer() as producer:
@@ -50,7 +51,7 @@ class V1Place(QueuePlace):
         self.log = open_queue(store)
 
     def queue(self, store: ObjectStore | None = None) -> Queue:
-        return V1Queue(open_queue(self.store if store is None else store, clock=ManualClock()))
+        return V1Queue(open_queue(self.store if store is None else store, env=Env(clock=ManualClock())))
 
     def produce(self, *entries: bytes, metadata: bytes = b"") -> None:
         with self.log.producer() as producer:

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 import pytest
 
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.objects.urls import open_store
 from strandline.storage.retry import RetryingStore
@@ -59,7 +60,9 @@ class TestV1InFolder(QueueContract):
 def bad_line() -> ObjectStore:
     """A store that loses every fifth answer, wrapped in the retries of every opened store."""
     faults = Faults(after=0.2, before=0.05, throttled=0.05)
-    return RetryingStore(FaultyStore(PlainStore(), seed=7, faults=faults), clock=ManualClock(), chance=SeededChance(7))
+    return RetryingStore(
+        FaultyStore(PlainStore(), seed=7, faults=faults), env=Env(clock=ManualClock(), chance=SeededChance(7))
+    )
 
 
 @pytest.mark.matrix

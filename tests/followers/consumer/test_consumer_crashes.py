@@ -14,6 +14,7 @@ from strandline.followers.consumer.progress import AckProgress, AckStep
 from strandline.followers.consumer.reader import BatchReader
 from strandline.log.queue.log_queue import ObjectLogQueue
 from strandline.model.head import Entry
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import RetryingStore
 from strandline.testing.clock import ManualClock
@@ -197,7 +198,7 @@ def test_a_consumer_whose_line_loses_every_third_answer_still_does_everything_on
     for seed in range(40):
         place = filled(kind, BATCHES)
         line = FaultyStore(place.store, seed=seed, faults=Faults(after=0.3, before=0.1, late=0.1))
-        life = Life(place, RetryingStore(line, clock=ManualClock()), tries=20)
+        life = Life(place, RetryingStore(line, env=Env(clock=ManualClock())), tries=20)
         life.run()
         line.heal()
         line.land_late()

@@ -26,6 +26,7 @@ from strandline.errors import (
 from strandline.log.queue.contract import Queue
 from strandline.log.queue.slot_queue import SlotQueue
 from strandline.log.wal.log import WalLog
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock
 from tests.contracts.logs import append
@@ -43,7 +44,7 @@ class LogPlace(QueuePlace):
 
     def queue(self, store: ObjectStore | None = None) -> Queue:
         assert store is None
-        return SlotQueue(self.log, url=self.log.url, letters=None, clock=ManualClock())
+        return SlotQueue(self.log, url=self.log.url, letters=None, env=Env(clock=ManualClock()))
 
     def produce(self, *entries: bytes, metadata: bytes = b"") -> None:
         append(self.log, *entries, number=self.number)

@@ -34,6 +34,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import QueueEntry, WriterId
 from strandline.model.retention import Invalidation, InvalidReason, SlotLimits
 from strandline.model.stamp import OpId
+from strandline.storage.env import Env
 from strandline.storage.objects.urls import open_store
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash, FaultyStore
@@ -50,7 +51,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def log(clock: ManualClock) -> ObjectLog:
     """Ten records in batches of 3, 1, 4 and 2, listed ten seconds apart."""
-    log = open_log(PlainStore(), create=True, retention="consumed", clock=clock, chance=SeededChance(1))
+    log = open_log(PlainStore(), create=True, retention="consumed", env=Env(clock=clock, chance=SeededChance(1)))
     fill(log, clock)
     return log
 
@@ -256,10 +257,10 @@ class TestLastAcked:
 
     def test_a_race_with_the_former_holder_ends_right_after_last_acked(self) -> None:
         place = PlainStore()
-        theirs = open_log(place, create=True, chance=SeededChance(1))
+        theirs = open_log(place, create=True, env=Env(chance=SeededChance(1)))
         fill(theirs, ManualClock())
         line = FaultyStore(place)
-        ours = open_log(line, clock=ManualClock(), chance=SeededChance(2))
+        ours = open_log(line, env=Env(clock=ManualClock(), chance=SeededChance(2)))
         opened(theirs, holder="former").close()
         moved = []
 
@@ -328,7 +329,9 @@ class TestInvalidSlots:
             consumer.flush()
 
     def test_a_consumer_that_reads_is_not_idle(self, clock: ManualClock) -> None:
-        log = open_log(PlainStore(), create=True, retention="consumed", limits=SlotLimits(idle_seconds=60), clock=clock)
+        log = open_log(
+            PlainStore(), create=True, retention="consumed", limits=SlotLimits(idle_seconds=60), env=Env(clock=clock)
+        )
         fill(log, clock)
         consumer, other = opened(log, "alive"), opened(log, "gone")
         for _ in range(8):
@@ -341,7 +344,7 @@ class TestInvalidSlots:
 
     def test_reading_writes_nothing_where_no_slot_can_be_idle(self, log: ObjectLog, clock: ManualClock) -> None:
         line = FaultyStore(log.store)
-        consumer = opened(open_log(line, clock=clock))
+        consumer = opened(open_log(line, env=Env(clock=clock)))
         line.log.clear()
         clock.advance(1e6)
         rest(consumer)
@@ -421,11 +424,11 @@ class TestBatches:
 
     def test_by_default_every_hundredth_acknowledgement_is_durable(self, clock: ManualClock) -> None:
         place = PlainStore()
-        log = open_log(place, create=True, clock=clock)
+        log = open_log(place, create=True, env=Env(clock=clock))
         for number in range(250):  # more than the head keeps: most are found through chunks
             append(log, b"%d" % number, number=number)
         line = FaultyStore(place)
-        consumer = opened(open_log(line, clock=clock))
+        consumer = opened(open_log(line, env=Env(clock=clock)))
         descriptors = consumer.next_descriptors(1000)
         assert [found.sequence for found in descriptors] == list(range(250))
         assert len(consumer) == 250
@@ -447,11 +450,11 @@ class TestBatches:
         costs = []
         for length in (120, 480):
             place = PlainStore()
-            log = open_log(place, create=True, clock=ManualClock())
+            log = open_log(place, create=True, env=Env(clock=ManualClock()))
             for number in range(length):
                 append(log, b"x", number=number)
             line = FaultyStore(place)
-            consumer = opened(open_log(line, clock=ManualClock()), last_acked=length // 2)
+            consumer = opened(open_log(line, env=Env(clock=ManualClock())), last_acked=length // 2)
             consumer.next_batch()
             consumer.ack_through(length // 2 + 1)
             costs.append(len(line.log))
@@ -459,17 +462,17 @@ class TestBatches:
 
     def test_about_so_many_bytes_are_read_ahead(self, clock: ManualClock) -> None:
         place = PlainStore()
-        log = open_log(place, create=True, clock=clock)
+        log = open_log(place, create=True, env=Env(clock=clock))
         for number in range(12):
             append(log, bytes(10_000), number=number)
         line = FaultyStore(place)
-        consumer = opened(open_log(line, clock=clock))
+        consumer = opened(open_log(line, env=Env(clock=clock)))
 
         def reads() -> int:
             return sum(row.path.startswith("batches/") for row in line.log)
 
         for ahead, most in ((1, 1), (25_000, 2), (64 << 20, 8)):
-            consumer = opened(open_log(line, clock=clock))
+            consumer = opened(open_log(line, env=Env(clock=clock)))
             line.log.clear()
             for count, _ in enumerate(consumer.batches(parallel=8, ahead=ahead), 1):
                 assert reads() <= count + most
@@ -484,7 +487,7 @@ class TestDeadLetters:
         log.store.put(entry.location, whole[:-1])
         for number in range(8):
             line = FaultyStore(log.store)
-            consumer = opened(open_log(line, clock=log.clock), on_poison="dead-letter")
+            consumer = opened(open_log(line, env=log.env), on_poison="dead-letter")
             line.crash_at(len(line.log) + number, after=after)
             with contextlib.suppress(Crash):
                 consumer.next_batch()
@@ -515,7 +518,7 @@ class TestDeadLetters:
             producer.produce([b"a"], b"\xff payload")
         (entry,) = log.head().tail
         log.store.delete(entry.location)
-        consumer = opened(open_log(log.store, clock=clock), on_poison="dead-letter")
+        consumer = opened(open_log(log.store, env=Env(clock=clock)), on_poison="dead-letter")
         assert consumer.next_batch() is None
         letter = json.loads(bytes(log.store.get(f"dead-letter/default/{0:020d}.json").data))
         assert letter["at"] == clock.now()
@@ -577,7 +580,7 @@ class TestMetrics:
                 producer.produce([b"x"] * (number + 1))
         labels = {"log": log.url, "slot": "gauged"}
         sizes = [entry.size for entry in log.head().tail]
-        consumer = opened(open_log(log.store, clock=clock), "gauged", clock=clock)
+        consumer = opened(open_log(log.store, env=Env(clock=clock)), "gauged", env=Env(clock=clock))
         batch = consumer.next_batch()
         clock.set_wall(batch.metadata[0].ingested + 7_000_000)
         consumer.fetch_descriptor(batch.descriptor)

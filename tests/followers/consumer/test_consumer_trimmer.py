@@ -13,6 +13,7 @@ from strandline.followers.consumer.consumer import Consumer
 from strandline.log.object import ObjectLog, open_log
 from strandline.log.queue.log_queue import ObjectLogQueue
 from strandline.model.retention import SlotLimits
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
@@ -37,7 +38,7 @@ class Watched(ObjectLogQueue):
 
 @pytest.fixture
 def line() -> FaultyStore:
-    log = open_log(PlainStore(), create=True, retention="consumed", clock=ManualClock())
+    log = open_log(PlainStore(), create=True, retention="consumed", env=Env(clock=ManualClock()))
     for number in range(4):
         append(log, b"%d" % number, number=number)
     return FaultyStore(log.store)
@@ -45,7 +46,7 @@ def line() -> FaultyStore:
 
 @pytest.fixture
 def queue(line: FaultyStore) -> Watched:
-    return Watched(open_log(line, clock=ManualClock()))
+    return Watched(open_log(line, env=Env(clock=ManualClock())))
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def a_round(queue: Watched, clock: ManualClock, seconds: float = 300.0) -> None:
 
 
 def test_every_five_minutes_the_log_is_trimmed(queue: Watched, clock: ManualClock) -> None:
-    with Consumer(queue, clock=clock) as consumer:
+    with Consumer(queue, env=Env(clock=clock)) as consumer:
         consumer.next_descriptors(4)
         consumer.ack_through(1)
         assert clock.wait_until_blocked(1)
@@ -72,13 +73,13 @@ def test_every_five_minutes_the_log_is_trimmed(queue: Watched, clock: ManualCloc
         consumer.ack_through(3)
         a_round(queue, clock)
         assert queue._log.bounds().first == 2  # by the log's own clock someone has just done it
-        queue._log.clock.advance(150.0)
+        queue._log.env.clock.advance(150.0)
         a_round(queue, clock)
         assert queue._log.bounds().first == 4
 
 
 def test_the_interval_can_be_set(queue: Watched, clock: ManualClock) -> None:
-    with Consumer(queue, clock=clock, trim_every=7.0):
+    with Consumer(queue, env=Env(clock=clock), trim_every=7.0):
         for _ in range(3):
             a_round(queue, clock, 7.0)
 
@@ -86,7 +87,7 @@ def test_the_interval_can_be_set(queue: Watched, clock: ManualClock) -> None:
 def test_a_round_that_fails_is_logged_and_the_next_one_comes(
     queue: Watched, clock: ManualClock, line: FaultyStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Consumer(queue, clock=clock) as consumer:
+    with Consumer(queue, env=Env(clock=clock)) as consumer:
         consumer.next_descriptors(4)
         consumer.ack_through(1)
         with caplog.at_level(logging.WARNING), line.down():
@@ -100,7 +101,7 @@ def test_a_round_that_fails_is_logged_and_the_next_one_comes(
 
 
 def test_closing_stops_it_at_once(queue: Watched, clock: ManualClock) -> None:
-    consumer = Consumer(queue, clock=clock)
+    consumer = Consumer(queue, env=Env(clock=clock))
     assert consumer._threads.trimmer.is_alive()
     consumer.close()
     assert not consumer._threads.trimmer.is_alive()
@@ -109,7 +110,7 @@ def test_closing_stops_it_at_once(queue: Watched, clock: ManualClock) -> None:
 
 
 def test_closing_stops_it_even_if_the_flush_fails(queue: Watched, clock: ManualClock, line: FaultyStore) -> None:
-    consumer = Consumer(queue, clock=clock)
+    consumer = Consumer(queue, env=Env(clock=clock))
     consumer.next_batch()
     consumer.ack(0)
     with line.down(), pytest.raises(StorageError):
@@ -120,7 +121,7 @@ def test_closing_stops_it_even_if_the_flush_fails(queue: Watched, clock: ManualC
 
 
 def test_a_fenced_consumer_s_is_stopped_too(queue: Watched, clock: ManualClock) -> None:
-    consumer = Consumer(queue, clock=clock)
+    consumer = Consumer(queue, env=Env(clock=clock))
     consumer.next_batch()
     consumer.ack(0)
     Consumer(open_log(queue._log.store), trim_every=None)
@@ -130,7 +131,7 @@ def test_a_fenced_consumer_s_is_stopped_too(queue: Watched, clock: ManualClock) 
 
 
 def test_a_consumer_that_was_never_closed_stops_its_trimmer(queue: Watched, clock: ManualClock) -> None:
-    consumer = Consumer(queue, clock=clock)
+    consumer = Consumer(queue, env=Env(clock=clock))
     thread = consumer._threads.trimmer
     del consumer
     gc.collect()
@@ -160,7 +161,7 @@ def test_a_consumer_under_an_idle_limit_has_a_heartbeat_until_it_is_closed() -> 
 
 def test_a_limit_that_is_set_later_starts_the_heartbeat_at_a_read(queue: Watched, clock: ManualClock) -> None:
     before = set(threading.enumerate())
-    with Consumer(queue, trim_every=None, clock=clock) as consumer:
+    with Consumer(queue, trim_every=None, env=Env(clock=clock)) as consumer:
         open_log(queue._log.store).set_retention("consumed", limits=SlotLimits(idle_seconds=30))
         consumer.next_descriptors(1)
         assert new_threads(before) == []  # it was asked a moment ago
@@ -172,7 +173,7 @@ def test_a_limit_that_is_set_later_starts_the_heartbeat_at_a_read(queue: Watched
 
 def test_a_limit_that_is_set_later_starts_the_heartbeat_of_a_busy_consumer(queue: Watched, clock: ManualClock) -> None:
     before = set(threading.enumerate())
-    with Consumer(queue, clock=clock):
+    with Consumer(queue, env=Env(clock=clock)):
         open_log(queue._log.store).set_retention("consumed", limits=SlotLimits(idle_seconds=30))
         assert clock.wait_until_blocked(1)
         clock.advance(20.0)
@@ -183,7 +184,7 @@ def test_a_limit_that_is_set_later_starts_the_heartbeat_of_a_busy_consumer(queue
 
 
 def test_a_dropped_consumer_ends_a_heartbeat_that_was_started_later(queue: Watched, clock: ManualClock) -> None:
-    consumer = Consumer(queue, trim_every=None, clock=clock)
+    consumer = Consumer(queue, trim_every=None, env=Env(clock=clock))
     open_log(queue._log.store).set_retention("consumed", limits=SlotLimits(idle_seconds=30))
     clock.advance(20.0)
     others = set(threading.enumerate())  # of consumers that other tests have left
@@ -196,16 +197,16 @@ def test_a_dropped_consumer_ends_a_heartbeat_that_was_started_later(queue: Watch
 
 
 def test_a_round_updates_when_the_slot_was_last_seen(queue: Watched, clock: ManualClock) -> None:
-    with Consumer(queue, clock=clock):
+    with Consumer(queue, env=Env(clock=clock)):
         before = queue._log.slots.get("default").last_seen
-        queue._log.clock.advance(100.0)
+        queue._log.env.clock.advance(100.0)
         a_round(queue, clock)
         assert queue._log.slots.get("default").last_seen == before + 100_000_000
 
 
 def test_a_round_of_a_fenced_consumer_trims_and_leaves_the_slot_alone(queue: Watched, clock: ManualClock) -> None:
-    consumer = Consumer(queue, clock=clock)
-    with Consumer(open_log(queue._log.store, clock=ManualClock()), trim_every=None) as other:
+    consumer = Consumer(queue, env=Env(clock=clock))
+    with Consumer(open_log(queue._log.store, env=Env(clock=ManualClock())), trim_every=None) as other:
         other.next_descriptors(4)
         other.ack_through(2)
         before = queue._log.slots.get("default")

@@ -19,6 +19,7 @@ from strandline.followers.stores.append_log_file import read_content
 from strandline.formats.wal.frame import HEADER_SIZE, FrameInfo, FrameScanner, encode_frame
 from strandline.model.cursor import Cursor
 from strandline.model.sink import StorePosition
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.keyed_stores import content
 from strandline.testing.simdisk import SimulatedDisk
@@ -52,7 +53,10 @@ class TestAppendLogStore(ExportingStoreContract):
 
 def open_on(disk, *, sync=True, compact_after=10 << 20, seed=1):
     return AppendLogStore.open(
-        FOLDER, sync=sync, compact_after=compact_after, disk=disk, clock=ManualClock(), chance=SeededChance(seed)
+        FOLDER,
+        sync=sync,
+        compact_after=compact_after,
+        env=Env(disk=disk, clock=ManualClock(), chance=SeededChance(seed)),
     )
 
 
@@ -270,7 +274,7 @@ def test_damage_of_unsynced_writes_is_an_error_once_they_were_closed_or_opened_a
         open_on(fold_of(closed[: starts[1] + 70] + bytes(50) + closed[starts[1] + 120 :]))
     again = open_on(fold_of(closed[: len(closed) - 1]), sync=False)
     apply(again, 5, (b"e", b"5"))
-    later = again._disk.read(FILE)
+    later = again._env.disk.read(FILE)
     with pytest.raises(CorruptData):
         open_on(fold_of(later[: starts[2] + 70] + bytes(50) + later[starts[2] + 120 :]))
 

@@ -12,6 +12,7 @@ from strandline.followers.stores import append_log_file as foldfile
 from strandline.followers.stores.append_log import AppendLogStore
 from strandline.model.cursor import Cursor
 from strandline.snapshots.sealed import read_snapshot
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.keyed_stores import content
 from strandline.testing.simdisk import (
@@ -38,7 +39,7 @@ def _quiet(caplog):
 
 def open_on(disk, *, sync=True, folder=FOLDER, compact_after=10 << 20):
     return AppendLogStore.open(
-        folder, sync=sync, compact_after=compact_after, disk=disk, clock=ManualClock(), chance=SeededChance(1)
+        folder, sync=sync, compact_after=compact_after, env=Env(disk=disk, clock=ManualClock(), chance=SeededChance(1))
     )
 
 
@@ -232,12 +233,12 @@ class Handing:
             store.export_to("/snapshots/1")
             notes.append("sealed")
         if not self.made(disk):
-            AppendLogStore.import_from("/snapshots/1", "/copies/1", disk=disk, chance=SeededChance(7))
+            AppendLogStore.import_from("/snapshots/1", "/copies/1", env=Env(disk=disk, chance=SeededChance(7)))
             notes.append("made")
 
     def sealed(self, disk):
         try:
-            return read_snapshot("/snapshots/1", disk=disk)
+            return read_snapshot("/snapshots/1", env=Env(disk=disk))
         except NotFound:
             return None
 
@@ -343,9 +344,9 @@ def test_a_twin_that_shows_what_it_found_without_syncing_it_is_caught(monkeypatc
     class _Hasty(AppendLogStore):
         def _repair_file(self):
             self._adopt()
-            self._file = self._disk.open_append(self._path)
+            self._file = self._env.disk.open_append(self._path)
             self._cut(self._file)
-            self._disk.sync_folder(self._folder)
+            self._env.disk.sync_folder(self._folder)
             return self._file
 
     monkeypatch.setitem(globals(), "AppendLogStore", _Hasty)

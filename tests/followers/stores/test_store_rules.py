@@ -9,6 +9,7 @@ from strandline.followers.stores.state import MemoryStore
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Update, Updates
 from strandline.model.records import Op
+from strandline.storage.env import Env
 from strandline.testing.sinks import LOG
 from tests.disks import RecordingDisk
 
@@ -100,5 +101,5 @@ def test_a_folder_that_is_there_already_gets_its_name_synced(kind, tmp_path):
     folder = tmp_path / "made by one that died"
     folder.mkdir()
     disk = RecordingDisk()
-    kind.open(str(folder), disk=disk).close()
+    kind.open(str(folder), env=Env(disk=disk)).close()
     assert ("sync_folder", str(tmp_path)) in [(event.action, event.path) for event in disk.events]

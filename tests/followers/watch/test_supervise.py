@@ -9,6 +9,7 @@ from strandline.followers.events import Batching
 from strandline.followers.stores.state import MemoryStore
 from strandline.followers.watch.api import Supervisor
 from strandline.kv.memory import MemoryKeyValue
+from strandline.storage.env import Env
 from strandline.storage.retry import Backoff
 from strandline.testing.clock import ManualClock
 from tests.followers.scripted import Stage, at, numbered
@@ -72,7 +73,7 @@ def test_a_stream_that_fails_within_each_window_still_gets_further_without_a_sto
 
     stage = Cut()
     supervisor = Supervisor(
-        stage, seen.extend, restarts=QUICK, resume=None, clock=stage.clock, batching=Batching(window=1e9)
+        stage, seen.extend, restarts=QUICK, resume=None, env=Env(clock=stage.clock), batching=Batching(window=1e9)
     )
     assert supervisor.run() == at(6)
     assert opened == [None, at(2), at(4), at(6)]
@@ -179,7 +180,7 @@ def test_the_pauses_grow_while_nothing_is_applied_and_begin_again_after_progress
             supervisor.halt()
 
     supervisor = Supervisor(
-        kv, apply, on_applied=heard, restarts=Backoff(base=1.0, ceiling=60.0), clock=clock, chance=Even()
+        kv, apply, on_applied=heard, restarts=Backoff(base=1.0, ceiling=60.0), env=Env(clock=clock, chance=Even())
     )
     supervisor.run()
     assert pauses == [1.0, 2.0, 4.0, 1.0]

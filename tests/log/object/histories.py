@@ -11,6 +11,7 @@ from strandline.errors import AlreadyExists, Contended, Fenced, OutcomeUnknown, 
 from strandline.log.contract import Receipt, Slot
 from strandline.log.object import ObjectLog, open_log
 from strandline.model.head import WriterId
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
@@ -72,7 +73,7 @@ class Caller:
         for _ in range(12):
             try:
                 if self._log is None:
-                    self._log = open_log(self._line, clock=ManualClock(), chance=self._chance)
+                    self._log = open_log(self._line, env=Env(clock=ManualClock(), chance=self._chance))
                 return action(self._log)
             except Crash:
                 self.history.deaths += 1
@@ -98,7 +99,7 @@ def play(
     chance = random.Random(seed)
     order = Interleaver(chance.getrandbits(64))
     place, history = place or PlainStore(), History(seed)
-    log = open_log(place, create=True, chance=SeededChance(seed))
+    log = open_log(place, create=True, env=Env(chance=SeededChance(seed)))
     append(log, b"first", writer=WriterId(SeededChance(~seed).uuid()), number=0)
     lines: list[FaultyStore] = []
 

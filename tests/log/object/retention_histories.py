@@ -30,6 +30,7 @@ from strandline.log.object.head.index import StoredChunks, chunk_path, newest_fi
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import Head, WriterId
 from strandline.model.retention import SlotLimits, SlotState
+from strandline.storage.env import Env
 from strandline.storage.objects.store import Object, ObjectInfo, ObjectStore, Payload, Precondition, Version
 from strandline.storage.retry import RetryingStore
 from strandline.testing.clock import ManualClock, SeededChance
@@ -156,8 +157,8 @@ class Process:
         for _ in range(12):
             try:
                 if self._log is None:
-                    line = RetryingStore(self._line, clock=self.clock, chance=self._seeded)
-                    self._log = open_log(line, clock=self.clock, chance=self._seeded)
+                    line = RetryingStore(self._line, env=Env(clock=self.clock, chance=self._seeded))
+                    self._log = open_log(line, env=Env(clock=self.clock, chance=self._seeded))
                 return action(self._log)
             except Crash:
                 self.history.deaths += 1
@@ -183,7 +184,11 @@ def play(seed: int, *, faults: Faults = BAD_LINE) -> History:
     retention = chance.choice(["consumed", "consumed", "bytes:2000", "age:150s"])
     limits = chance.choice([None, SlotLimits(lag_bytes=4000), SlotLimits(idle_seconds=200)])
     log = open_log(
-        place, create=True, retention=retention, limits=limits, clock=clock, chance=SeededChance(seed ^ 0xABCDEF)
+        place,
+        create=True,
+        retention=retention,
+        limits=limits,
+        env=Env(clock=clock, chance=SeededChance(seed ^ 0xABCDEF)),
     )
     append(log, b"first", writer=WriterId(UUID(int=seed + 1)), number=0)
     lines: list[FaultyStore] = []
@@ -314,7 +319,7 @@ def check(history: History, place: Watchman, clock: ManualClock) -> None:
     """Raise ``AssertionError``, naming the seed, unless an exact log could have made this history."""
     story = f"seed {history.seed}"
     assert not history.complaints, f"{story}: {history.complaints}"
-    log = open_log(place, clock=clock, chance=SeededChance(history.seed ^ 0x5EED))
+    log = open_log(place, env=Env(clock=clock, chance=SeededChance(history.seed ^ 0x5EED)))
     quiet = 0
     while quiet < 3:  # calmly, until nothing waits any more; an upload is kept for two rounds
         done = log.trim(grace=GRACE, everything=True)

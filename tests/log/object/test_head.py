@@ -42,6 +42,7 @@ from strandline.log.writers.numbered import MAX_WRITERS
 from strandline.model.cursor import Bounds, Limit
 from strandline.model.head import ChunkRef, Entry, Head, Pin, WriterId
 from strandline.model.stamp import OpId, Stamped
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.plain import PlainStore
@@ -332,7 +333,7 @@ class TestWriters:
 
     def test_listing_time_never_goes_back_though_the_clock_does(self) -> None:
         clock = ManualClock()
-        log = open_log(PlainStore(), create=True, clock=clock)
+        log = open_log(PlainStore(), create=True, env=Env(clock=clock))
         for number, wall in enumerate([1000, 2000, 500, 1500, 3000]):
             clock.set_wall(wall)
             append(log, b"x", number=number)
@@ -392,7 +393,7 @@ class TestGenerations:
     def test_a_trim_at_every_try_ends_in_an_error_that_says_to_try_again(self) -> None:
         place = PlainStore()
         line = FaultyStore(place)
-        log, trimmer = open_log(line, create=True, clock=ManualClock()), open_log(place)
+        log, trimmer = open_log(line, create=True, env=Env(clock=ManualClock())), open_log(place)
 
         def collect_again(call: Call) -> None:
             if call.name == "put_if" and call.path == "head" and call.stage == "before":
@@ -443,12 +444,12 @@ class TestSlotEdits:
 
 def test_a_log_that_was_replaced_behind_a_producer_s_back_takes_none_of_its_records() -> None:
     place = PlainStore()
-    log = open_log(place, create=True, chance=SeededChance(1))
+    log = open_log(place, create=True, env=Env(chance=SeededChance(1)))
     producer = log.producer(linger=3600.0)
     producer.append(value=b"for the old log")
     place.delete("head")
     place.delete("log.json")
-    other = open_log(place, create=True, chance=SeededChance(2))
+    other = open_log(place, create=True, env=Env(chance=SeededChance(2)))
     with pytest.raises(Diverged, match="replaced"):
         producer.flush(SOON)
     assert other.bounds() == Bounds(0, 0)

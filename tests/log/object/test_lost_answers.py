@@ -21,6 +21,7 @@ from strandline.log.object import ObjectLog, open_log
 from strandline.log.writers.numbered import MAX_WRITERS
 from strandline.model.cursor import Bounds
 from strandline.model.stamp import REMEMBERED
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
@@ -32,7 +33,7 @@ OURS, THEIRS = writer_named(1), writer_named(2)
 
 
 def opened(store: ObjectStore, seed: int = 1) -> ObjectLog:
-    return open_log(store, create=True, clock=ManualClock(), chance=SeededChance(seed))
+    return open_log(store, create=True, env=Env(clock=ManualClock(), chance=SeededChance(seed)))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 
 from strandline.log.contract import Log
 from strandline.log.object import open_log
+from strandline.storage.env import Env
 from strandline.storage.objects.remote import ObstoreStore
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import RetryingStore
@@ -100,8 +101,8 @@ def test_batches_of_many_writers_in_a_storm_are_each_listed_once_and_in_order(
                 return
             try:
                 if log is None:
-                    store = RetryingStore(bad_line, clock=ManualClock(), chance=SeededChance(writer))
-                    log = open_log(store, clock=ManualClock(), chance=SeededChance(writer))
+                    store = RetryingStore(bad_line, env=Env(clock=ManualClock(), chance=SeededChance(writer)))
+                    log = open_log(store, env=Env(clock=ManualClock(), chance=SeededChance(writer)))
                 append(log, f"{writer}/{number}".encode(), writer=writer_named(writer), number=number)
             except UNHEARD:
                 continue

@@ -19,6 +19,7 @@ from strandline.log.object.staging import FOLDER, KEPT_SECONDS, MOST_BATCHES, St
 from strandline.log.writers.source import source_writer
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore, OperationName
@@ -46,12 +47,16 @@ class Place:
         self.store = FaultyStore(PlainStore(clock=self.clock))
         self.chance = SeededChance(3)
         self.appends = 0
-        self.log = open_log(self.store, create=True, clock=self.clock, chance=self.chance)
+        self.log = open_log(self.store, create=True, env=Env(clock=self.clock, chance=self.chance))
 
     def append(self, writer: WriterId = STREAM, job: str = "job") -> StagedAppend:
         self.appends += 1
         return StagedAppend(
-            self.store, self.log.log_id, writer, job, clock=self.clock, chance=SeededChance(1000 + self.appends)
+            self.store,
+            self.log.log_id,
+            writer,
+            job,
+            env=Env(clock=self.clock, chance=SeededChance(1000 + self.appends)),
         )
 
     def put(self, *values: bytes, upto: int = 1, writer: WriterId = STREAM, job: str = "job") -> Receipt:

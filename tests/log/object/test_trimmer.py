@@ -22,6 +22,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
 from strandline.model.retention import TIER_SLOT, Consumed, InvalidReason, MaxAge, MaxBytes, SlotLimits
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
@@ -43,7 +44,7 @@ class Bench:
 
     def open(self, store=None, **options) -> ObjectLog:
         chance = SeededChance(next(self.seeds))
-        return open_log(store or self.store, clock=self.clock, chance=chance, **options)
+        return open_log(store or self.store, env=Env(clock=self.clock, chance=chance), **options)
 
     def append(self, count: int = 1, size: int = 10) -> None:
         """Append batches of one record each."""

@@ -21,6 +21,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import ChunkRef, Entry, Head, MetadataRange, Pin, WriterId
 from strandline.model.retention import SlotLimits
 from strandline.model.stamp import Stamped
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
@@ -64,11 +65,11 @@ class Bench:
         self.log.trim()
 
     def open(self, store=None, **options) -> ObjectLog:
-        return open_log(store or self.store, clock=self.clock, chance=SeededChance(7), **options)
+        return open_log(store or self.store, env=Env(clock=self.clock, chance=SeededChance(7)), **options)
 
     def reopened(self) -> ObjectLog:
         """The log, opened again with empty caches."""
-        return open_log(self.store, clock=self.clock)
+        return open_log(self.store, env=Env(clock=self.clock))
 
     def edit_head(self, edit: Callable[[Head], Head]) -> None:
         state = decode_head(self.store.get("head").data, "head")
@@ -486,7 +487,7 @@ class Chaos:
         for _ in range(40):
             store = FaultyStore(self.bench.store)
             seed = self.chance.getrandbits(60)
-            log = open_log(store, clock=self.bench.clock, chance=SeededChance(seed))
+            log = open_log(store, env=Env(clock=self.bench.clock, chance=SeededChance(seed)))
             if self.chance.random() < 0.7:
                 store.crash_at(self.chance.randint(1, 12), after=self.chance.random() < 0.5)
             with contextlib.suppress(Crash, StrandlineError):

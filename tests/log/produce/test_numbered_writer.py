@@ -20,6 +20,7 @@ from strandline.log.memory import MemoryLog
 from strandline.log.writers.numbered import InDoubt, NumberedWriter, Refused
 from strandline.model.records import Op, record_batch
 from strandline.storage.clock import CHANCE
+from strandline.storage.env import Env
 from strandline.storage.retry import Backoff
 from strandline.testing.clock import ManualClock
 
@@ -54,7 +55,7 @@ def batch(count=1):
 
 
 def writer_of(log):
-    return NumberedWriter(log, clock=ManualClock(), chance=CHANCE, retries=Backoff(attempts=TRIES))
+    return NumberedWriter(log, env=Env(clock=ManualClock(), chance=CHANCE), retries=Backoff(attempts=TRIES))
 
 
 def settled(log, writer):

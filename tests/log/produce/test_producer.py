@@ -17,6 +17,7 @@ from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.model.cursor import Bounds
 from strandline.model.head import MetadataRange
 from strandline.model.records import MAX_RECORD_BYTES, Op
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
@@ -66,7 +67,7 @@ class TestWhenABatchCloses:
 
     def test_a_batch_does_not_close_before_the_linger_time(self, line: FaultyStore) -> None:
         clock = ManualClock(auto=False)
-        log = open_log(line, create=True, clock=clock)
+        log = open_log(line, create=True, env=Env(clock=clock))
         with log.producer(linger=5.0) as producer:
             handle = producer.append(value=b"a")
             assert clock.wait_until_blocked(1)
@@ -79,7 +80,7 @@ class TestWhenABatchCloses:
 
     def test_each_batch_has_an_age_of_its_own(self, line: FaultyStore) -> None:
         clock = ManualClock(auto=False)
-        log = open_log(line, create=True, clock=clock)
+        log = open_log(line, create=True, env=Env(clock=clock))
         with log.producer(linger=5.0) as producer:
             for number in range(3):
                 handle = producer.append(value=b"a")
@@ -330,7 +331,7 @@ class TestBackPressure:
 class TestWhatIsAppended:
     def test_a_produce_call_is_never_split_and_its_metadata_stays_with_it(self, line: FaultyStore) -> None:
         clock = ManualClock(auto=False)
-        log = open_log(line, create=True, clock=clock)
+        log = open_log(line, create=True, env=Env(clock=clock))
         with log.producer(batch_bytes=2000, linger=NEVER, compression="none") as producer:
             one = producer.produce([b"a", b"b"], metadata=b"first")
             clock.advance(1.5)
@@ -375,7 +376,7 @@ class TestWhatIsAppended:
 
     def test_records_keep_their_time_operation_and_headers(self, line: FaultyStore) -> None:
         clock = ManualClock(auto=False)
-        log = open_log(line, create=True, clock=clock)
+        log = open_log(line, create=True, env=Env(clock=clock))
         with log.producer(linger=NEVER) as producer:
             now = clock.now()
             producer.append(key=b"a", value=b"1")

@@ -21,6 +21,7 @@ from strandline.log.contract import Receipt
 from strandline.log.object.log import open_log
 from strandline.log.produce.rows import CALL, ENTRY, Room, cut_calls, page_of_calls
 from strandline.log.produce.shipper import MAX_METADATA, RANGE_BYTES
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 
 SOON = 120.0
@@ -222,7 +223,7 @@ def test_the_listing_of_a_thousand_calls_has_no_object_that_the_garbage_collecto
 
 def test_the_handle_and_the_metadata_agree_about_the_time(tmp_path: Path) -> None:
     clock = ManualClock()
-    log = open_log(str(tmp_path / "log"), create=True, clock=clock)
+    log = open_log(str(tmp_path / "log"), create=True, env=Env(clock=clock))
     with log.producer(linger=NEVER) as producer:
         first = producer.produce([b"a"], b"1")
         clock.advance(1.5)
@@ -237,7 +238,7 @@ def test_the_handle_and_the_metadata_agree_about_the_time(tmp_path: Path) -> Non
 
 def test_the_handle_has_the_time_of_a_clock_before_1970_as_the_metadata_does(tmp_path: Path) -> None:
     clock = ManualClock(now=-1_234_567_891)
-    log = open_log(str(tmp_path / "log"), create=True, clock=clock)
+    log = open_log(str(tmp_path / "log"), create=True, env=Env(clock=clock))
     with log.producer(linger=NEVER) as producer:
         handle = producer.produce([b"a"], b"1")
         producer.flush()

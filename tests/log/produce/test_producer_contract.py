@@ -20,6 +20,7 @@ from strandline.log.produce.producer import Producer
 from strandline.log.wal.log import WalLog
 from strandline.model.head import WriterId
 from strandline.storage.clock import CHANCE, CLOCK
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from tests.contracts.logs import content, records
 from tests.contracts.producers import ProducerContract
@@ -109,8 +110,8 @@ class Line:
     def producer(self, *, retry_seconds: float = 60.0, clock: Any = CLOCK, linger: float = NEVER) -> Producer:
         limits = Limits(8 << 20, linger, 64 << 20, block=True, uploads=1)
         writer = WriterId(CHANCE.uuid())
-        shipper = AppendShipper(self.append, writer, clock, CHANCE, retry_seconds)
-        return Producer(shipper, limits, writer=writer, number=0, clock=clock)
+        shipper = AppendShipper(self.append, writer, Env(clock=clock), retry_seconds)
+        return Producer(shipper, limits, writer=writer, number=0, env=Env(clock=clock))
 
 
 def failing(error: Exception) -> Callable[[], object]:

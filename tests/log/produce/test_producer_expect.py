@@ -11,6 +11,7 @@ from strandline.errors import ExpectationFailed, OutcomeUnknown, ProducerFailed,
 from strandline.log.contract import Handle, Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.model.cursor import Bounds
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
@@ -137,7 +138,7 @@ class TestExpect:
     def test_an_append_whose_answer_was_lost_is_listed_once(
         self, line: FaultyStore, call: Callable[[Producer, bytes, int], Handle]
     ) -> None:
-        log = open_log(line, create=True, clock=ManualClock(), chance=SeededChance(1))
+        log = open_log(line, create=True, env=Env(clock=ManualClock(), chance=SeededChance(1)))
         with log.producer(linger=NEVER) as producer:
             line.lose_answers(1, path_prefix="head")
             assert call(producer, b"a", 0).result(SOON) == Receipt(0, 1)
@@ -160,7 +161,7 @@ class TestFailing:
         assert values(log) == [b"a", b"b"]
 
     def test_one_that_had_landed_is_recognised_when_it_is_retried(self, line: FaultyStore) -> None:
-        log = open_log(line, create=True, clock=ManualClock(), chance=SeededChance(1))
+        log = open_log(line, create=True, env=Env(clock=ManualClock(), chance=SeededChance(1)))
         with log.producer(linger=NEVER) as producer:
             line.hook(lambda call: line.turn_down() if (call.name, call.stage) == ("put_if", "after") else None)
             line.lose_answers(1, path_prefix="head")

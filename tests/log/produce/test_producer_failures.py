@@ -15,6 +15,7 @@ from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.model.cursor import Bounds
 from strandline.storage.disk import DISK
+from strandline.storage.env import Env
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.retry import Backoff, RetryingStore
 from strandline.testing.clock import ManualClock, SeededChance
@@ -164,7 +165,7 @@ def test_an_append_that_waits_for_room_raises_when_the_producer_fails(log: Objec
 def test_an_outcome_that_stays_unknown_is_raised_and_the_call_can_be_repeated(
     line: FaultyStore, *, landed: bool
 ) -> None:
-    log = open_log(line, create=True, clock=ManualClock(), chance=SeededChance(1))
+    log = open_log(line, create=True, env=Env(clock=ManualClock(), chance=SeededChance(1)))
     producer = log.producer(linger=0.0)
     stage = "after" if landed else "before"
     line.hook(lambda call: line.turn_down() if (call.name, call.stage) == ("put_if", stage) else None)
@@ -186,8 +187,8 @@ def test_an_outcome_that_stays_unknown_is_raised_and_the_call_can_be_repeated(
 def test_a_store_that_is_down_for_a_while_delays_and_loses_nothing() -> None:
     place, clock = PlainStore(), ManualClock()
     line = FaultyStore(place)
-    patient = RetryingStore(line, backoff=Backoff(attempts=50), clock=clock, chance=SeededChance(1))
-    log = open_log(patient, create=True, clock=clock, chance=SeededChance(2))
+    patient = RetryingStore(line, backoff=Backoff(attempts=50), env=Env(clock=clock, chance=SeededChance(1)))
+    log = open_log(patient, create=True, env=Env(clock=clock, chance=SeededChance(2)))
     failed = []
 
     def come_back(call: Call) -> None:
@@ -210,9 +211,9 @@ def test_a_store_that_is_down_for_a_while_delays_and_loses_nothing() -> None:
 def test_a_bad_line_loses_nothing_and_doubles_nothing(seed: int) -> None:
     place, clock = PlainStore(), ManualClock()
     line = FaultyStore(place, seed=seed, faults=Faults(before=0.1, after=0.2, late=0.05, throttled=0.05))
-    patient = RetryingStore(line, backoff=Backoff(attempts=50), clock=clock, chance=SeededChance(seed))
+    patient = RetryingStore(line, backoff=Backoff(attempts=50), env=Env(clock=clock, chance=SeededChance(seed)))
     opened = open_log(place, create=True)
-    log = open_log(patient, clock=clock, chance=SeededChance(seed + 100))
+    log = open_log(patient, env=Env(clock=clock, chance=SeededChance(seed + 100)))
     with log.producer(linger=0.0, batch_bytes=20_000, uploads=2) as producer:
         handles = [producer.append(value=b"%d" % number) for number in range(2000)]
         for handle in handles[::100]:
@@ -223,7 +224,7 @@ def test_a_bad_line_loses_nothing_and_doubles_nothing(seed: int) -> None:
 
 def test_a_full_disk_is_reported_and_listed_batches_stay(tmp_path: Path) -> None:
     disk = FullDisk(DISK, 60_000)
-    log = open_log(LocalStore(str(tmp_path), disk=disk), create=True)
+    log = open_log(LocalStore(str(tmp_path), env=Env(disk=disk)), create=True)
     producer = log.producer(linger=NEVER, compression="none")
     acknowledged = 0
     while (handle := producer.append(value=b"x" * 5000)) and disk.room > 6000:
@@ -243,7 +244,7 @@ def test_a_full_disk_is_reported_and_listed_batches_stay(tmp_path: Path) -> None
 
 def test_transient_failures_that_never_end_fail_the_producer(line: FaultyStore) -> None:
     clock = ManualClock()
-    log = open_log(RetryingStore(line, clock=clock, chance=SeededChance(1)), create=True, clock=clock)
+    log = open_log(RetryingStore(line, env=Env(clock=clock, chance=SeededChance(1))), create=True, env=Env(clock=clock))
     producer = log.producer(linger=0.0)
     line.turn_down()
     assert isinstance(failure_of(producer.append(value=b"a")), TransientStorageError)

@@ -21,7 +21,8 @@ from strandline.model.cursor import Bounds
 from strandline.model.head import Head, WriterId
 from strandline.model.records import Op, record_batch
 from strandline.model.stamp import OpId
-from strandline.storage.clock import CHANCE, CLOCK
+from strandline.storage.clock import CHANCE
+from strandline.storage.env import SYSTEM, Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.plain import PlainStore
@@ -51,7 +52,7 @@ class TestInTime:
 
     @pytest.fixture
     def log(self, line: FaultyStore, clock: ManualClock) -> ObjectLog:
-        return open_log(line, create=True, clock=clock)
+        return open_log(line, create=True, env=Env(clock=clock))
 
     def test_a_batch_closes_100_ms_after_its_first_record_by_default(
         self, log: ObjectLog, line: FaultyStore, clock: ManualClock
@@ -278,7 +279,7 @@ class TestConflicts:
         conflicts = [0, 0]
 
         def work(name: int) -> None:
-            log = open_log(place, clock=clocks[name], chance=SeededChance(name))
+            log = open_log(place, env=Env(clock=clocks[name], chance=SeededChance(name)))
             with log.producer(batch_bytes=1, linger=0.0) as producer:
                 for number in range(150):
                     producer.append(key=b"%d" % name, value=b"%d" % number * LARGE).result(SOON)
@@ -298,14 +299,14 @@ class TestConflicts:
     def test_conflicts_without_end_fail_the_batch_which_can_be_retried(self) -> None:
         place, clock = PlainStore(), ManualClock()
         line = FaultyStore(place)
-        other = Lister(place, open_log(place, create=True).log_id, clock=CLOCK, chance=CHANCE).cell
+        other = Lister(place, open_log(place, create=True).log_id, env=SYSTEM).cell
         always = True
 
         def be_first(call: Call) -> None:
             if always and (call.name, call.stage) == ("put_if", "before"):
                 other.update(OpId(CHANCE.uuid()), lambda head: replace(head, listed=head.listed + 1))
 
-        log = open_log(line, clock=clock, chance=SeededChance(1))
+        log = open_log(line, env=Env(clock=clock, chance=SeededChance(1)))
         line.hook(be_first)
         producer = log.producer(linger=NEVER)
         handle = producer.append(value=b"a")
@@ -362,11 +363,11 @@ class TestAmongOthers:
     @pytest.fixture
     def resting(self, line: FaultyStore, clock: ManualClock) -> Iterator[Producer]:
         """A producer that has listed one batch in an eighth of a second, and then leaves others as much time."""
-        log = open_log(line, create=True, clock=clock)
-        lister = Lister(line, log.log_id, clock=clock, chance=CHANCE)
+        log = open_log(line, create=True, env=Env(clock=clock))
+        lister = Lister(line, log.log_id, env=Env(clock=clock, chance=CHANCE))
         shipper = Crowded(lister, writer=writer_named(1), born=0, compression=Compression.named("none"))
         limits = Limits(linger=NEVER, batch_bytes=1)
-        with Producer(shipper, limits, writer=writer_named(1), number=0, clock=clock) as producer:
+        with Producer(shipper, limits, writer=writer_named(1), number=0, env=Env(clock=clock)) as producer:
             listing = Gate(line, "head")
             first = producer.append(value=bytes(LARGE))
             listing.wait_for(1)
@@ -441,9 +442,9 @@ class TestOpaque:
     @pytest.fixture
     def producer(self, log: ObjectLog) -> Producer:
         writer = WriterId(UUID(int=1))
-        lister = Lister(log.store, log.log_id, clock=CLOCK, chance=CHANCE)
+        lister = Lister(log.store, log.log_id, env=SYSTEM)
         shipper = Opaque(lister, writer=writer, born=0, compression=Compression.named("none"))
-        return Producer(shipper, Limits(), writer=writer, number=0, clock=CLOCK)
+        return Producer(shipper, Limits(), writer=writer, number=0, env=SYSTEM)
 
     def test_what_is_only_a_value_is_taken(self, producer: Producer, log: ObjectLog) -> None:
         with producer:

@@ -23,6 +23,7 @@ from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.log.writers.numbered import MAX_WRITERS
 from strandline.model.cursor import Bounds
 from strandline.model.head import WriterId
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Faults, FaultyStore
 from strandline.testing.plain import PlainStore
@@ -96,7 +97,7 @@ class TestRetry:
         assert values(log) == [b"a", b"b", b"c", b"d"]
 
     def test_a_batch_that_had_landed_after_all_is_recognised_and_not_doubled(self, line: FaultyStore) -> None:
-        log = open_log(line, create=True, clock=ManualClock(), chance=SeededChance(1))
+        log = open_log(line, create=True, env=Env(clock=ManualClock(), chance=SeededChance(1)))
         producer = log.producer(linger=NEVER)
         line.hook(lambda call: line.turn_down() if (call.name, call.stage) == ("put_if", "after") else None)
         line.lose_answers(1, path_prefix="head")
@@ -113,7 +114,7 @@ class TestRetry:
         assert values(log) == [b"a", b"b"]
 
     def test_it_is_recognised_also_when_its_entry_has_left_the_head(self, line: FaultyStore) -> None:
-        log = open_log(line, create=True, clock=ManualClock(), chance=SeededChance(1))
+        log = open_log(line, create=True, env=Env(clock=ManualClock(), chance=SeededChance(1)))
         producer = log.producer(linger=NEVER)
         line.hook(lambda call: line.turn_down() if (call.name, call.stage) == ("put_if", "after") else None)
         line.lose_answers(1, path_prefix="head")
@@ -197,7 +198,7 @@ class TestRetry:
         self, line: FaultyStore
     ) -> None:
         clock = ManualClock(auto=False)
-        log = open_log(line, create=True, clock=clock)
+        log = open_log(line, create=True, env=Env(clock=clock))
         with log.producer(linger=NEVER) as producer:
             line.fail_next("put", error=REFUSED)
             producer.append(value=b"a")
@@ -223,7 +224,7 @@ class TestRetry:
         self, line: FaultyStore, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         clock = ManualClock(auto=False)
-        log = open_log(line, create=True, clock=clock)
+        log = open_log(line, create=True, env=Env(clock=clock))
         with log.producer(linger=5.0) as producer:
             line.fail_next("put", error=REFUSED)
             producer.append(value=b"a")
@@ -347,11 +348,11 @@ class TestWhereRetryingCannotHelp:
 
     def test_a_log_that_was_replaced_stays_so(self) -> None:
         place = PlainStore()
-        producer = open_log(place, create=True, chance=SeededChance(1)).producer(linger=NEVER)
+        producer = open_log(place, create=True, env=Env(chance=SeededChance(1))).producer(linger=NEVER)
         producer.append(value=b"for the old log")
         for path in ("head", "log.json"):
             place.delete(path)
-        other = open_log(place, create=True, chance=SeededChance(2))
+        other = open_log(place, create=True, env=Env(chance=SeededChance(2)))
         for call in (producer.flush, producer.retry):
             with pytest.raises(Diverged, match="replaced"):
                 call(SOON)
@@ -466,7 +467,7 @@ class TestOneWriterIdForTwo:
     @pytest.mark.parametrize("seed", some(range(10), 3))
     def test_two_that_share_an_id_never_both_acknowledge_a_record_that_is_not_there(self, seed: int) -> None:
         place = PlainStore()
-        log = open_log(place, create=True, chance=SeededChance(seed))
+        log = open_log(place, create=True, env=Env(chance=SeededChance(seed)))
         writer = WriterId(SeededChance(seed + 50).uuid())
         acknowledged: list[bytes] = []
 
@@ -499,7 +500,7 @@ class TestSeededHistories:
         chance, place, clock = random.Random(seed), PlainStore(), ManualClock()
         open_log(place, create=True)
         line = FaultyStore(place, seed=seed, clock=clock)
-        log = open_log(line, clock=clock, chance=SeededChance(seed))
+        log = open_log(line, env=Env(clock=clock, chance=SeededChance(seed)))
         producer = log.producer(linger=NEVER, batch_bytes=chance.choice([1, 30_000]), uploads=chance.randint(1, 3))
         line.faults = self.FAULTS
         returned: list[tuple[bytes, object]] = []
@@ -556,7 +557,7 @@ class TestSeededHistories:
         place = PlainStore()
         open_log(place, create=True)
         line = FaultyStore(place, seed=seed)
-        log = open_log(line, clock=ManualClock(), chance=SeededChance(seed))
+        log = open_log(line, env=Env(clock=ManualClock(), chance=SeededChance(seed)))
         producer = log.producer(linger=0.0, batch_bytes=500)
         line.faults = self.FAULTS
         returned: dict[int, list[bytes]] = {0: [], 1: []}

@@ -9,6 +9,7 @@ from strandline.log.object.head.edits import CHUNK, SPILL_AT
 from strandline.log.object.log import ObjectLog, open_log
 from strandline.log.slots.slot_lag import SlotLag
 from strandline.model.retention import InvalidReason, SlotLimits, parse_retention
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
@@ -27,7 +28,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def log(clock: ManualClock) -> ObjectLog:
     """A log of several chunks, whose batches are listed ten seconds after each other."""
-    log = open_log(PlainStore(), create=True, clock=clock)
+    log = open_log(PlainStore(), create=True, env=Env(clock=clock))
     for number in range(TOTAL):
         clock.advance(10)
         append(log, b"x" * (number % 7), number=number)
@@ -41,7 +42,7 @@ def stand(log: ObjectLog, retention: str = "consumed", limits: SlotLimits | None
         log.chunks,
         retention=parse_retention(retention),
         limits=limits or SlotLimits(),
-        now=log.clock.now(),
+        now=log.env.clock.now(),
     )
     return {one.state.name: one for one in found}
 
@@ -84,7 +85,9 @@ def test_the_next_trim_is_foretold_exactly(log: ObjectLog, retention: str, posit
     log.set_retention(retention, SlotLimits())
     log.slots.create("a", position)
     retained = stand(log, retention)["a"].retained
-    told = trim_end(log.head(), log.slots.list(), log.chunks, retention=parse_retention(retention), now=log.clock.now())
+    told = trim_end(
+        log.head(), log.slots.list(), log.chunks, retention=parse_retention(retention), now=log.env.clock.now()
+    )
     before = sum(sizes(log))
     log.trim()
     assert log.bounds().first == told
@@ -98,7 +101,7 @@ def test_the_next_trim_is_foretold_exactly(log: ObjectLog, retention: str, posit
 def test_a_slot_that_is_being_moved_pins_both_places(log: ObjectLog):
     log.slots.create("a", 100)
     store = FaultyStore(log.store)
-    dying = open_log(store, clock=log.clock)
+    dying = open_log(store, env=log.env)
     store.fail_next("put_if", path_prefix="slots/", error=StorageError("Nobody finishes this."))
     with pytest.raises(StorageError):
         dying.slots.reset("a", 30)

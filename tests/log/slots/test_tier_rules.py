@@ -28,6 +28,7 @@ from strandline.model.retention import (
     SlotLimits,
     SlotState,
 )
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
 from tests.contracts.logs import append
@@ -168,7 +169,7 @@ def test_what_is_left_of_a_limit_is_asked_for_next_and_at_least_one() -> None:
 
 def test_an_object_log_is_trimmed_past_consumers_up_to_the_tierer_s_slot_and_they_stay_valid() -> None:
     clock = ManualClock()
-    log = open_log(PlainStore(clock=clock), create=True, clock=clock, retention="bytes:1")
+    log = open_log(PlainStore(clock=clock), create=True, env=Env(clock=clock), retention="bytes:1")
     for number in range(10):
         append(log, b"x" * 50, b"y", number=number)
     log.slots.create("slow", 2)
@@ -194,7 +195,7 @@ def test_an_object_log_with_slots_below_its_beginning_and_none_of_a_tierer_is_no
     monkeypatch.setattr(edits, "SPILL_AT", 6)
     clock = ManualClock()
     store = PlainStore(clock=clock)
-    log = open_log(store, create=True, clock=clock, retention="bytes:1")
+    log = open_log(store, create=True, env=Env(clock=clock), retention="bytes:1")
     for number in range(300):
         append(log, b"x", number=number)
     assert len(log.head().levels) > 2
@@ -204,7 +205,7 @@ def test_an_object_log_with_slots_below_its_beginning_and_none_of_a_tierer_is_no
     assert log.bounds().first == 213
     log.slots.create("old", 5, retained_from=0)
     log.slots.cell(TIER_SLOT).update(log.slots.op(), lambda state: replace(state, invalid=INVALID))
-    log = open_log(store, clock=clock)  # which has no chunks in memory
+    log = open_log(store, env=Env(clock=clock))  # which has no chunks in memory
     assert log.trim(grace=0.0).invalidated == []
     assert log.bounds().first == 213
     log.slots.drop(TIER_SLOT)
@@ -215,7 +216,7 @@ def test_an_object_log_with_slots_below_its_beginning_and_none_of_a_tierer_is_no
 
 def test_the_positions_of_slots_are_shown_also_in_the_cold_tier() -> None:
     clock = ManualClock()
-    log = open_log(PlainStore(clock=clock), create=True, clock=clock, retention="bytes:1")
+    log = open_log(PlainStore(clock=clock), create=True, env=Env(clock=clock), retention="bytes:1")
     for number in range(10):
         append(log, b"x" * 50, number=number)
     log.slots.create("slow", 2)

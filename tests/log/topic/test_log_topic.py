@@ -31,8 +31,8 @@ from strandline.log.topic.subscription import ReadSize
 from strandline.log.wal.log import WalLog
 from strandline.log.writers.numbered import MAX_WRITERS
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit
-from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK
+from strandline.storage.env import SYSTEM, Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
@@ -103,7 +103,7 @@ def test_a_topic_that_is_open_is_refused_and_stays_open(tmp_path: Path) -> None:
 
 def test_a_subscriber_of_a_topic_on_disk_is_woken_and_does_not_poll() -> None:
     clock, log = ManualClock(), Counting(MemoryLog())
-    topic = LogTopic([log], polling=None, clock=clock)
+    topic = LogTopic([log], polling=None, env=Env(clock=clock))
     subscription, _ = topic.subscribe([(0, 0)])
     for _ in range(10):
         assert subscription.take(60.0) == []
@@ -154,8 +154,8 @@ def place() -> PlainStore:
 def on_a_line(place: PlainStore) -> tuple[LogTopic, FaultyStore]:
     """A topic of one partition on a store whose calls a test may let fail."""
     line, clock, chance = FaultyStore(place), ManualClock(), SeededChance(1)
-    log = open_log(line, create=True, clock=clock, chance=chance)
-    return LogTopic([log], clock=clock, chance=chance), line
+    log = open_log(line, create=True, env=Env(clock=clock, chance=chance))
+    return LogTopic([log], env=Env(clock=clock, chance=chance)), line
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
@@ -205,7 +205,7 @@ def test_a_publisher_that_was_forgotten_continues_under_a_new_name(place: PlainS
 def test_an_idle_follower_polls_four_times_a_second_however_short_its_turns_are() -> None:
     for turn in (60.0, 0.05):
         clock, log = ManualClock(), Counting(MemoryLog())
-        topic = LogTopic([log], clock=clock)
+        topic = LogTopic([log], env=Env(clock=clock))
         subscription, _ = topic.subscribe([(0, 0)])
         began = clock.monotonic()
         while clock.monotonic() - began < 60.0:
@@ -219,7 +219,7 @@ def test_an_idle_follower_polls_four_times_a_second_however_short_its_turns_are(
 
 def test_where_something_came_after_a_long_wait_it_polls_often_again() -> None:
     clock, logs = ManualClock(), [MemoryLog(), MemoryLog()]
-    subscription, _ = LogTopic(logs, clock=clock).subscribe([(0, 0), (1, 0)])
+    subscription, _ = LogTopic(logs, env=Env(clock=clock)).subscribe([(0, 0), (1, 0)])
     assert subscription.take(60.0) == []
     append(logs[0], b"x", number=0)
     assert by_partition(subscription.take(60.0)) == {0: [(0, b"x")]}
@@ -231,7 +231,7 @@ def test_where_something_came_after_a_long_wait_it_polls_often_again() -> None:
 
 def test_without_a_timeout_it_polls_at_once() -> None:
     clock, log = ManualClock(), MemoryLog()
-    subscription, _ = LogTopic([log], clock=clock).subscribe([(0, 0)])
+    subscription, _ = LogTopic([log], env=Env(clock=clock)).subscribe([(0, 0)])
     assert subscription.take(60.0) == []
     append(log, b"x", number=0)
     assert len(subscription.take(0.0)) == 1
@@ -269,7 +269,7 @@ class Counting:
 
 def test_messages_that_arrive_while_a_batch_is_sent_share_the_next_one() -> None:
     log = Counting(MemoryLog())
-    publisher = BatchingPublisher(log, clock=CLOCK, chance=CHANCE)
+    publisher = BatchingPublisher(log, env=SYSTEM)
     topic = LogTopic([log], publishers=[publisher])
 
     under_way = threading.Event()
@@ -300,7 +300,7 @@ def test_messages_that_arrive_while_a_batch_is_sent_share_the_next_one() -> None
 
 def test_a_batch_that_landed_though_its_append_failed_is_recognised_and_not_duplicated() -> None:
     log = Counting(MemoryLog())
-    topic = LogTopic([log], clock=ManualClock())
+    topic = LogTopic([log], env=Env(clock=ManualClock()))
     topic.publish(0, b"a")
 
     def fail() -> None:

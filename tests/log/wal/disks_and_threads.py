@@ -17,6 +17,7 @@ from strandline.errors import StrandlineError
 from strandline.log.contract import Slot
 from strandline.model.retention import InvalidReason
 from strandline.storage.disk import DISK
+from strandline.storage.env import Env
 from tests.contracts.logs import records, writer_named
 
 SOON = 120.0
@@ -54,7 +55,7 @@ class GatedDisk(_Wrapped):
     @contextlib.contextmanager
     def open_log(self, folder: Path, **options: Any) -> Iterator[WriteAheadLog]:
         """A log on this disk; however the test ends, nothing is held back any more when the log is closed."""
-        wal = WriteAheadLog.open(folder, disk=self, **options)
+        wal = WriteAheadLog.open(folder, env=Env(disk=self), **options)
         try:
             yield wal
         finally:

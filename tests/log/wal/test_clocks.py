@@ -12,6 +12,7 @@ from strandline.log.wal.recover.verify import verify
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.retention import MaxAge, SlotLimits
 from strandline.storage.disk import DISK
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 
 YEAR = 365 * 86400
@@ -25,7 +26,7 @@ def clock() -> ManualClock:
 
 
 def opened(folder: Path, clock: ManualClock) -> WalLog:
-    return WalLog.open(str(folder), roll_bytes=4000, background=False, clock=clock)
+    return WalLog.open(str(folder), roll_bytes=4000, background=False, env=Env(clock=clock))
 
 
 def append(log: WalLog, count: int = 10) -> None:
@@ -135,12 +136,12 @@ def test_a_log_that_is_ahead_warns_once(tmp_path, clock, caplog):
 def test_verifying_reports_a_log_that_is_ahead_but_not_as_damage(tmp_path, clock):
     with opened(tmp_path, clock) as log:
         append(log, 1)
-    assert verify(str(tmp_path), disk=DISK, clock=clock).findings == []
+    assert verify(str(tmp_path), env=Env(disk=DISK, clock=clock)).findings == []
     jump(clock, YEAR)
     with opened(tmp_path, clock) as log:
         append(log, 1)
     jump(clock, -YEAR)
-    found = verify(str(tmp_path), disk=DISK, clock=clock)
+    found = verify(str(tmp_path), env=Env(disk=DISK, clock=clock))
     assert found.is_clean
     (note,) = found.findings
     assert f"{YEAR:,} s ahead of this machine's clock" in note.message

@@ -14,6 +14,7 @@ from strandline.errors import Fenced, LogClosed, LogFailed, StorageError
 from strandline.log.contract import Slot
 from strandline.log.wal.log import WalLog
 from strandline.storage.clock import CLOCK
+from strandline.storage.env import Env
 from tests.contracts.logs import records
 from tests.interrupts import interrupted_by_a_signal, interruptions
 from tests.log.wal.disks_and_threads import CHANGES, SOON, GatedDisk, Threads, UnsyncedDisk, kept, refusals
@@ -93,7 +94,7 @@ def test_whatever_runs_beside_closing_changes_nothing_once_it_is_closed(tmp_path
     disk = UnsyncedDisk()
     for number in range(8):
         folder = tmp_path / f"log-{number}"
-        wal = WriteAheadLog.open(folder, disk=disk, roll_bytes=0)
+        wal = WriteAheadLog.open(folder, env=Env(disk=disk), roll_bytes=0)
         wal.log.slots.create("old", 0)
         slot = wal.log.slots.claim("old", "me")
 
@@ -125,7 +126,7 @@ def test_whatever_runs_beside_closing_changes_nothing_once_it_is_closed(tmp_path
 
 def test_two_that_close_it_at_once_both_return_when_it_is_closed(tmp_path: Path):
     disk = GatedDisk()
-    wal = WriteAheadLog.open(tmp_path / "log", disk=disk)
+    wal = WriteAheadLog.open(tmp_path / "log", env=Env(disk=disk))
     disk.hold()
     handle = wal.submit(b"first")
     disk.wait_until_held()
@@ -219,7 +220,7 @@ def test_slots_that_cannot_be_written_at_the_end_are_refused_from_then_on_all_th
             super().write_new(path, parts)
 
     disk = Full()
-    wal = WriteAheadLog.open(tmp_path / "log", disk=disk)
+    wal = WriteAheadLog.open(tmp_path / "log", env=Env(disk=disk))
     wal.append(b"first")
     wal.log.slots.create("old", 0)
     slot = wal.log.slots.claim("old", "me")

@@ -13,6 +13,7 @@ from strandline.errors import (
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds
 from strandline.storage.disk import DISK
+from strandline.storage.env import Env
 from strandline.testing.simdisk import CrashMode, SimulatedDisk
 from tests.contracts.logs import append, content, records, writer_named
 from tests.contracts.logs.batches import SOON
@@ -62,7 +63,7 @@ class TestFailures:
     @pytest.mark.parametrize("operation", ["write", "sync"])
     def test_a_failure_poisons_the_log_until_it_is_opened_again(self, tmp_path, operation):
         disk = FailingDisk()
-        log = WalLog.open(str(tmp_path), disk=disk)
+        log = WalLog.open(str(tmp_path), env=Env(disk=disk))
         log.append_value(b"a").result(SOON)
         disk.fails = operation
         with pytest.raises(LogFailed, match="open it again") as caught:
@@ -81,7 +82,7 @@ class TestFailures:
 
     def test_every_pending_append_gets_the_error(self, tmp_path):
         disk = HeldSyncs(FailingDisk())
-        log = WalLog.open(str(tmp_path), disk=disk)
+        log = WalLog.open(str(tmp_path), env=Env(disk=disk))
         disk.hold()
         first = log.append_value(b"a")
         assert disk.waiting.wait(SOON)
@@ -97,7 +98,7 @@ class TestFailures:
 
     def test_a_full_disk_is_a_clear_error_and_the_log_continues_once_there_is_room(self, tmp_path):
         disk = FullDisk(DISK, 1 << 20)
-        wal = WriteAheadLog.open(tmp_path, disk=disk)
+        wal = WriteAheadLog.open(tmp_path, env=Env(disk=disk))
         acknowledged = 0
         with pytest.raises(DiskFull, match="make room"):  # noqa: PT012 - it is the last of many
             while True:
@@ -106,7 +107,7 @@ class TestFailures:
             wal.append(b"x")
         wal.close()
         with pytest.raises(DiskFull):
-            WriteAheadLog.open(tmp_path, disk=FullDisk(DISK, 0))
+            WriteAheadLog.open(tmp_path, env=Env(disk=FullDisk(DISK, 0)))
         with WriteAheadLog.open(tmp_path) as wal:
             assert wal.current == acknowledged
             assert wal.append(b"x") == acknowledged + 1
@@ -138,7 +139,7 @@ class TestFailures:
 
     def test_closing_raises_what_no_caller_has_waited_for(self, tmp_path):
         disk = FailingDisk()
-        log = WalLog.open(str(tmp_path), disk=disk, background=False)
+        log = WalLog.open(str(tmp_path), env=Env(disk=disk), background=False)
         log.append_value(b"a")
         disk.fails = "sync"
         with pytest.raises(LogFailed, match="Input/output"):
@@ -148,7 +149,7 @@ class TestFailures:
 
     def test_closing_does_not_repeat_an_error_that_a_handle_raised(self, tmp_path):
         disk = FailingDisk()
-        log = WalLog.open(str(tmp_path), disk=disk)
+        log = WalLog.open(str(tmp_path), env=Env(disk=disk))
         disk.fails = "sync"
         with pytest.raises(LogFailed):
             log.append_value(b"a").result(SOON)

@@ -16,6 +16,7 @@ import pytest
 from strandline.compat.spool.lsn_log import LsnHandle, WriteAheadLog
 from strandline.errors import Fenced, UsedAcrossFork
 from strandline.log.wal.read.reading import WalReader
+from strandline.storage.env import Env
 from tests.contracts.logs import records
 from tests.forking import in_a_child
 from tests.log.wal.disks_and_threads import CHANGES, SOON, GatedDisk, Threads, UnsyncedDisk, kept, refusals
@@ -239,7 +240,7 @@ def check_reading(wal: WriteAheadLog) -> None:
 @pytest.mark.matrix
 def test_forks_in_the_midst_of_everything_do_not_hang(tmp_path: Path):
     disk = UnsyncedDisk()
-    with WriteAheadLog.open(tmp_path / "log", roll_bytes=3000, disk=disk) as wal, Threads() as threads:
+    with WriteAheadLog.open(tmp_path / "log", roll_bytes=3000, env=Env(disk=disk)) as wal, Threads() as threads:
         wal.log.slots.create("old", 0)
         slot = wal.log.slots.claim("old", "me")
 

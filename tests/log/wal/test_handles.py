@@ -12,6 +12,7 @@ import pytest
 from strandline.compat.spool.lsn_log import LsnHandle, WriteAheadLog
 from strandline.log.wal.write import groups
 from strandline.log.wal.write.groups import CommitGroup
+from strandline.storage.env import Env
 from tests.log.wal.disks_and_threads import SOON, GatedDisk, Threads, UnsyncedDisk, hasty_threads, said
 
 pytestmark = pytest.mark.usefixtures(hasty_threads.__name__)
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.usefixtures(hasty_threads.__name__)
 
 
 def test_a_handle_can_be_asked_from_any_thread(tmp_path: Path):
-    with WriteAheadLog.open(tmp_path / "log", disk=UnsyncedDisk()) as wal, Threads() as threads:
+    with WriteAheadLog.open(tmp_path / "log", env=Env(disk=UnsyncedDisk())) as wal, Threads() as threads:
         shared: list[SimpleQueue[LsnHandle | None]] = [SimpleQueue() for _ in range(6)]
         answers: list[list[int]] = [[] for _ in shared]
 
@@ -80,7 +81,7 @@ def test_two_loops_in_two_threads_share_a_log(tmp_path: Path):
         async with asyncio.timeout(SOON):
             await asyncio.gather(*(appender(wal, who) for who in range(first, first + 20)))
 
-    with WriteAheadLog.open(tmp_path / "log", disk=UnsyncedDisk()) as wal:
+    with WriteAheadLog.open(tmp_path / "log", env=Env(disk=UnsyncedDisk())) as wal:
         with Threads() as threads:
             for first in (0, 20):
                 threads.start(lambda first=first: asyncio.run(main(wal, first)))

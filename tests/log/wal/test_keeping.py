@@ -27,6 +27,7 @@ from strandline.log.wal.names import data_name
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.retention import InvalidReason
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.keyed_stores import content as content_of
 from strandline.testing.simdisk import CrashMode, SimulatedDisk
@@ -104,7 +105,7 @@ class TestSlots:
     @pytest.fixture
     def recorded(self, tmp_path):
         disk = RecordingDisk()
-        with WalLog.open(str(tmp_path), disk=disk) as log:
+        with WalLog.open(str(tmp_path), env=Env(disk=disk)) as log:
             log.append_batch(records(*[b"x"] * 10)).result(SOON)
             log.slots.create("billing", 0)
             yield log, disk
@@ -219,16 +220,16 @@ class TestOpening:
         disk = SimulatedDisk()
         log = open_on(disk)
         log.append_value(payload(0)).result()
-        seen = WalReader(FOLDER, disk=disk, clock=ManualClock(), boot=UUID(int=0))
+        seen = WalReader(FOLDER, env=Env(disk=disk, clock=ManualClock()), boot=UUID(int=0))
         assert seen.bounds() == Bounds(0, 1)
         disk.crash(CrashMode.SCRAPS)
-        after = WalReader(FOLDER, disk=disk, clock=ManualClock(), boot=UUID(int=1))
+        after = WalReader(FOLDER, env=Env(disk=disk, clock=ManualClock()), boot=UUID(int=1))
         with pytest.raises(NotReady, match="open it for writing once"):
             after.bounds()
         open_on(disk).close()
         assert after.bounds() == Bounds(0, 1)
         disk.crash(CrashMode.NOTHING)  # it was closed: its end is known even now
-        assert WalReader(FOLDER, disk=disk, clock=ManualClock(), boot=UUID(int=2)).bounds() == Bounds(0, 1)
+        assert WalReader(FOLDER, env=Env(disk=disk, clock=ManualClock()), boot=UUID(int=2)).bounds() == Bounds(0, 1)
 
     def test_a_reader_refuses_to_write(self, tmp_path):
         WalLog.open(str(tmp_path)).close()

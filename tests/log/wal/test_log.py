@@ -26,6 +26,7 @@ from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.write.journal import INDEX_BYTES, INDEX_FRAMES
 from strandline.model.cursor import Cursor, Limit
 from strandline.storage.disk import DISK
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import CrashMode, SimulatedDisk
@@ -164,7 +165,7 @@ class TestAppending:
 
     def test_all_appends_that_arrive_while_a_sync_runs_share_the_next_one(self, tmp_path):
         disk = HeldSyncs(recorded := RecordingDisk())
-        with WalLog.open(str(tmp_path), disk=disk) as log, ThreadPoolExecutor(33) as pool:
+        with WalLog.open(str(tmp_path), env=Env(disk=disk)) as log, ThreadPoolExecutor(33) as pool:
             disk.hold()
             first = pool.submit(lambda: log.append_value(b"0").result(SOON))
             assert disk.waiting.wait(SOON)
@@ -180,7 +181,7 @@ class TestAppending:
 
     def test_a_handle_that_is_not_durable_in_time_raises_and_can_be_asked_again(self, tmp_path):
         disk = HeldSyncs()
-        with WalLog.open(str(tmp_path), disk=disk) as log:
+        with WalLog.open(str(tmp_path), env=Env(disk=disk)) as log:
             disk.hold()
             handle = log.append_value(b"a")
             with pytest.raises(TimeoutError):
@@ -242,7 +243,7 @@ class TestReading:
             for number in range(3000):
                 log.append_value(b"%d" % number).result()
         disk = CountingDisk()
-        reader = WalReader(str(tmp_path), disk=disk)
+        reader = WalReader(str(tmp_path), env=Env(disk=disk))
         costs = []
         for since in (5, 1500, 2990):
             reader.plan(Cursor(reader.log_id, since), Limit(records=5))  # learns the index
@@ -260,7 +261,7 @@ class TestReading:
             for number in range(400):
                 log.append_value(bytes(10_000) + b"%d" % number).result()
         disk = CountingDisk()
-        with WalLog.open(str(tmp_path), disk=disk) as log:
+        with WalLog.open(str(tmp_path), env=Env(disk=disk)) as log:
             assert log.bounds().next == 400
             assert disk.bytes < 1_500_000  # of four million
             assert {Path(path).name for path in disk.paths if path.endswith(".log")} == {
@@ -306,7 +307,7 @@ class TestReading:
 
     def test_seeking_by_time_finds_the_first_frame_written_then_or_later(self, tmp_path):
         clock = ManualClock()
-        with WalLog.open(str(tmp_path), background=False, roll_bytes=3000, clock=clock, tail_bytes=0) as log:
+        with WalLog.open(str(tmp_path), background=False, roll_bytes=3000, env=Env(clock=clock), tail_bytes=0) as log:
             times = []
             for number in range(50):
                 clock.advance(1.0)
@@ -325,7 +326,7 @@ class TestReading:
             foreign.append_value(payload(offset)).result()
         frames = other.files()[f"{FOLDER}/{data_name(0)}"]
         disk = SimulatedDisk()
-        log = WalLog.open(FOLDER, background=False, disk=disk, clock=ManualClock(), chance=SeededChance(99))
+        log = WalLog.open(FOLDER, background=False, env=Env(disk=disk, clock=ManualClock(), chance=SeededChance(99)))
         log.append_value(b"first").result()
         end = disk.size(f"{FOLDER}/{data_name(0)}")
         disk.stop(len(disk.calls) + 1, moment="before")  # before the sync
@@ -333,7 +334,7 @@ class TestReading:
             log.append_value(frames).result()
         disk.crash(CrashMode.KILL)
         disk.damage(f"{FOLDER}/{data_name(0)}", end + 2, b"?")
-        log = WalLog.open(FOLDER, background=False, disk=disk, clock=ManualClock(), chance=SeededChance(99))
+        log = WalLog.open(FOLDER, background=False, env=Env(disk=disk, clock=ManualClock(), chance=SeededChance(99)))
         assert values(log) == {0: b"first"}
 
 
@@ -352,7 +353,7 @@ class CountingDisk(_PassingDisk):
 
 def test_waiting_ends_with_the_append_that_it_waits_for_and_not_before(tmp_path):
     disk = HeldSyncs()
-    with WriteAheadLog.open(tmp_path, disk=disk) as wal, ThreadPoolExecutor(1) as pool:
+    with WriteAheadLog.open(tmp_path, env=Env(disk=disk)) as wal, ThreadPoolExecutor(1) as pool:
         wal.append(b"a")
         assert wal.wait(0, 0)
         assert not wal.wait(1, 0.01)

@@ -11,6 +11,7 @@ from strandline.log.wal.read.span import whole_batches
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch
 from strandline.node.flight.wire.streams import parts as parts_of
+from strandline.storage.env import Env
 from tests.contracts.logs import records, writer_named
 from tests.contracts.logs.batches import SOON
 from tests.disks import RecordingDisk
@@ -49,7 +50,7 @@ def test_what_is_not_in_memory_or_not_retained_is_left_to_a_plan(tmp_path):
 
 def test_nothing_of_a_group_that_is_not_durable_is_given(tmp_path):
     disk = HeldSyncs()
-    with WalLog.open(str(tmp_path / "log"), disk=disk) as log:
+    with WalLog.open(str(tmp_path / "log"), env=Env(disk=disk)) as log:
         log.append_batch(records(b"a")).result(SOON)
         disk.hold()
         handle = log.append_batch(records(b"b"))
@@ -61,7 +62,7 @@ def test_nothing_of_a_group_that_is_not_durable_is_given(tmp_path):
 
 def test_records_that_are_being_synced_can_be_read_with_ahead(tmp_path):
     disk = HeldSyncs()
-    with WalLog.open(str(tmp_path / "log"), disk=disk) as log:
+    with WalLog.open(str(tmp_path / "log"), env=Env(disk=disk)) as log:
         log.append_batch(records(b"a")).result(SOON)
         assert log.ahead(1, 1 << 20) == []
         disk.hold()
@@ -78,7 +79,7 @@ def test_records_that_are_being_synced_can_be_read_with_ahead(tmp_path):
 
 def test_a_waiter_for_written_records_does_not_wait_for_the_sync_and_others_do(tmp_path):
     disk = HeldSyncs()
-    with WalLog.open(str(tmp_path / "log"), disk=disk) as log, ThreadPoolExecutor() as pool:
+    with WalLog.open(str(tmp_path / "log"), env=Env(disk=disk)) as log, ThreadPoolExecutor() as pool:
         disk.hold()
         early = pool.submit(log.wait_past, 0, 100 * SOON, written=0)
         late = pool.submit(log.wait_past, 0, 100 * SOON)
@@ -139,7 +140,7 @@ def test_a_new_end_is_reported_when_it_is_durable_and_before_readers_see_it(tmp_
         told.append((upto, log.bounds().next, disk.events[-1]))
 
     disk = RecordingDisk()
-    with WalLog.open(str(tmp_path / "log"), background=False, durable=durable, disk=disk) as log:
+    with WalLog.open(str(tmp_path / "log"), background=False, durable=durable, env=Env(disk=disk)) as log:
         log.append_batch(records(b"a", b"b")).result(SOON)
         handles = [log.append_batch(records(b"c")) for _ in range(3)]
         handles[-1].result(SOON)

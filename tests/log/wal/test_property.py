@@ -37,6 +37,7 @@ from strandline.log.contract import Receipt
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor, Limit
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import POWER, CrashMode, SimulatedDisk
@@ -131,9 +132,7 @@ class WalMachine(RuleBasedStateMachine):
         log = WalLog.open(
             FOLDER,
             background=False,
-            disk=self.disk,
-            clock=self.clock,
-            chance=SeededChance(1),
+            env=Env(disk=self.disk, clock=self.clock, chance=SeededChance(1)),
             boot=boot,
             **self.options,
         )
@@ -385,7 +384,7 @@ class WalMachine(RuleBasedStateMachine):
         assert since <= max(end, self.place(where, 0))
 
     def reader(self) -> WalReader:
-        return WalReader(FOLDER, disk=self.disk, clock=self.clock, boot=UUID(int=self.disk.restarts))
+        return WalReader(FOLDER, env=Env(disk=self.disk, clock=self.clock), boot=UUID(int=self.disk.restarts))
 
     @invariant()
     def the_log_shows_what_the_list_has(self) -> None:
@@ -583,8 +582,8 @@ def test_a_log_that_is_stopped_while_it_begins_elsewhere_can_be_opened(mode: Cra
 
 def _open_on(disk: SimulatedDisk) -> WriteAheadLog:
     boot = UUID(int=disk.restarts)
-    options: dict[str, Any] = {"clock": ManualClock(), "chance": SeededChance(1), "boot": boot}
-    return WriteAheadLog(WalLog.open(FOLDER, background=False, disk=disk, **options))
+    env = Env(disk=disk, clock=ManualClock(), chance=SeededChance(1))
+    return WriteAheadLog(WalLog.open(FOLDER, background=False, boot=boot, env=env))
 
 
 QUICK = settings(

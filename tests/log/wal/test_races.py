@@ -19,6 +19,7 @@ from strandline.errors import CursorExpired, ExpectationFailed, LogClosed, NotFo
 from strandline.log.wal.read.catalog import Catalog
 from strandline.model.cursor import Cursor, Limit
 from strandline.storage.disk import DISK
+from strandline.storage.env import Env
 from tests.cases import partly, some
 from tests.contracts.logs import records
 from tests.log.wal.disks_and_threads import SOON, GatedDisk, Threads, UnsyncedDisk, Witness, hasty_threads, said
@@ -183,14 +184,14 @@ def test_trimming_beside_appending_and_reading_loses_nothing_for_long(tmp_path: 
 
 
 def check_traffic(tmp_path: Path, disk: Any, *, rounds: int, seed: int, **options: int) -> None:
-    with WriteAheadLog.open(tmp_path / "log", disk=disk, **options) as wal:
+    with WriteAheadLog.open(tmp_path / "log", env=Env(disk=disk), **options) as wal:
         traffic = Traffic(wal, rounds=rounds, seed=seed)
         traffic.run()
         start, end = wal.oldest - 1, wal.current
     assert sorted(lsn for lsns in traffic.lsns.values() for lsn in lsns) == list(range(1, end + 1))
     assert all(lsns == sorted(lsns) for lsns in traffic.lsns.values())
     assert traffic.trimmed >= rounds // 20, "hardly anything was trimmed"
-    with WriteAheadLog.open(tmp_path / "log", disk=disk, create=False) as wal:
+    with WriteAheadLog.open(tmp_path / "log", env=Env(disk=disk), create=False) as wal:
         assert (wal.oldest - 1, wal.current) == (start, end)
         witness = Witness(start)
         while found := wal.read_since(witness.next, 5000):
@@ -201,7 +202,10 @@ def check_traffic(tmp_path: Path, disk: Any, *, rounds: int, seed: int, **option
 
 @pytest.mark.matrix
 def test_a_slot_that_is_created_or_reset_during_a_trim_is_never_below_the_start(tmp_path: Path):
-    with WriteAheadLog.open(tmp_path / "log", roll_bytes=2000, disk=UnsyncedDisk()) as wal, Threads() as threads:
+    with (
+        WriteAheadLog.open(tmp_path / "log", roll_bytes=2000, env=Env(disk=UnsyncedDisk())) as wal,
+        Threads() as threads,
+    ):
         wal.log.slots.create("reset", 0)
         done = threading.Event()
 
@@ -257,7 +261,7 @@ def test_files_that_are_begun_beside_others_that_go_are_all_known(tmp_path: Path
 @pytest.mark.matrix
 def test_a_waiter_is_woken_by_the_append_that_it_waits_for(tmp_path: Path):
     rounds, waiters = 1500, 3
-    with WriteAheadLog.open(tmp_path / "log", disk=UnsyncedDisk()) as wal, Threads() as threads:
+    with WriteAheadLog.open(tmp_path / "log", env=Env(disk=UnsyncedDisk())) as wal, Threads() as threads:
         together = threading.Barrier(waiters + 1)
 
         def wait() -> None:
@@ -309,7 +313,7 @@ def test_appends_wait_while_too_much_is_queued_and_then_continue(tmp_path: Path)
 
 def test_many_that_find_no_room_all_get_through(tmp_path: Path):
     with (
-        WriteAheadLog.open(tmp_path / "log", disk=UnsyncedDisk(), pending_bytes=300) as wal,
+        WriteAheadLog.open(tmp_path / "log", env=Env(disk=UnsyncedDisk()), pending_bytes=300) as wal,
         Threads() as threads,
     ):
         handles: SimpleQueue[LsnHandle] = SimpleQueue()
@@ -372,7 +376,7 @@ def append_until_closed(wal: WriteAheadLog, who: int, going: threading.Barrier, 
 def test_closing_beside_appends_keeps_exactly_what_was_acknowledged(tmp_path: Path, rounds: range):
     told: dict[int, bytes] = {}
     for number in rounds:
-        wal = WriteAheadLog.open(tmp_path / "log", disk=UnsyncedDisk(), roll_bytes=5000)
+        wal = WriteAheadLog.open(tmp_path / "log", env=Env(disk=UnsyncedDisk()), roll_bytes=5000)
         before = wal.current
         assert before == len(told), "something was appended that nobody was told of"
         going = threading.Barrier(7)
@@ -391,7 +395,7 @@ def test_closing_beside_appends_keeps_exactly_what_was_acknowledged(tmp_path: Pa
 
 def test_handles_that_were_given_before_it_was_closed_are_all_durable(tmp_path: Path):
     disk = GatedDisk()
-    wal = WriteAheadLog.open(tmp_path / "log", disk=disk)
+    wal = WriteAheadLog.open(tmp_path / "log", env=Env(disk=disk))
     disk.hold()
     handles = [wal.submit(b"first")]
     disk.wait_until_held()

@@ -11,6 +11,7 @@ from strandline.log.wal.log import WalLog
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.retention import NO_LIMITS, Consumed, Forever, InvalidReason, MaxAge, MaxBytes, SlotLimits
 from strandline.storage.disk import DISK
+from strandline.storage.env import Env
 from strandline.storage.metrics import INVALIDATIONS
 from strandline.testing.clock import ManualClock
 from tests.disks import _PassingDisk
@@ -24,7 +25,7 @@ def clock():
 @pytest.fixture
 def log(tmp_path, clock):
     """Twenty records, one a second, in files of a few."""
-    with WalLog.open(str(tmp_path), roll_bytes=4000, background=False, clock=clock) as found:
+    with WalLog.open(str(tmp_path), roll_bytes=4000, background=False, env=Env(clock=clock)) as found:
         for _ in range(20):
             found.append_value(bytes(500)).result()
             clock.advance(1)
@@ -50,12 +51,12 @@ class TestBytesBehind:
         assert log.bytes_behind(0) == log.bytes_behind(7)
 
     def test_it_reads_little_however_long_the_log_is(self, tmp_path, clock):
-        with WalLog.open(str(tmp_path), background=False, clock=clock) as log:
+        with WalLog.open(str(tmp_path), background=False, env=Env(clock=clock)) as log:
             for _ in range(70):
                 handles = [log.append_value(bytes(2000)) for _ in range(50)]
                 handles[-1].result()
         disk = _Counting()
-        with WalLog.open(str(tmp_path), background=False, clock=clock, disk=disk) as log:
+        with WalLog.open(str(tmp_path), background=False, env=Env(clock=clock, disk=disk)) as log:
             disk.bytes = 0
             assert log.bytes_behind(100) > 6_000_000
             assert disk.bytes < 1_200_000
@@ -85,7 +86,7 @@ class TestLimits:
         assert log.slots.floor() == 18
         assert log.enforce(SlotLimits(lag_bytes=log.bytes_behind(10))) == []
         log.close()
-        with WalLog.open(str(tmp_path), background=False, clock=clock) as again:
+        with WalLog.open(str(tmp_path), background=False, env=Env(clock=clock)) as again:
             assert {slot.name: slot.pins for slot in again.slots.list()} == {"far": False, "near": True}
 
     def test_exactly_at_a_limit_is_within_it(self, log):
@@ -110,7 +111,7 @@ class TestLimits:
         log.slots.create("reader", 5)
         log.close()
         clock.advance(5000)
-        with WalLog.open(str(tmp_path), background=False, clock=clock) as again:
+        with WalLog.open(str(tmp_path), background=False, env=Env(clock=clock)) as again:
             clock.advance(100)
             assert again.enforce(SlotLimits(idle_seconds=100)) == []
             clock.advance(1)

@@ -31,8 +31,8 @@ from strandline.log.wal.recover.verify import verify
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId
 from strandline.model.retention import InvalidReason
-from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK
+from strandline.storage.env import SYSTEM, Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import CrashMode, SimulatedDisk
@@ -83,7 +83,7 @@ def content(folder):
 
 
 def is_clean(folder):
-    found = verify(str(folder), disk=DISK, clock=CLOCK)
+    found = verify(str(folder), env=SYSTEM)
     return not [finding.message for finding in found.findings]
 
 
@@ -257,7 +257,7 @@ PLACE, ASIDE = "/srv/log", "/srv/aside/1"
 
 def sim_open(disk, **options):
     settings = {"background": False, "roll_bytes": 1500, "boot": UUID(int=disk.restarts), **options}
-    return WalLog.open(PLACE, disk=disk, clock=ManualClock(), chance=SeededChance(1), **settings)
+    return WalLog.open(PLACE, env=Env(disk=disk, clock=ManualClock(), chance=SeededChance(1)), **settings)
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +277,7 @@ def interrupted(built, to, *, goes_on):
 
     def workload(disk, notes):
         if "rewound" not in notes:
-            rewind(PLACE, to, quarantine=ASIDE, disk=disk)
+            rewind(PLACE, to, quarantine=ASIDE, env=Env(disk=disk))
             notes.append("rewound")
         if goes_on:
             with sim_open(disk) as log:
@@ -301,16 +301,16 @@ def interrupted(built, to, *, goes_on):
             assert found == held, "something in between can be seen"
         if found != held:
             assert [slot.position for slot in log.slots.list()] == [min(to, 12)]
-            aside = verify(ASIDE, disk=disk, clock=ManualClock())
+            aside = verify(ASIDE, env=Env(disk=disk, clock=ManualClock()))
             assert aside.is_clean
             assert aside.bounds == Bounds(to, END)
-            assert values(WalReader(ASIDE, disk=disk)) == {at: value for at, value in held.items() if at >= to}
+            assert values(WalReader(ASIDE, env=Env(disk=disk))) == {at: value for at, value in held.items() if at >= to}
         disk.kill()
 
     def _check_reader(disk):
         """Before anybody opens it: below the cut everything is there, or nothing is said."""
         try:
-            found = values(WalReader(PLACE, disk=disk, boot=UUID(int=disk.restarts)))
+            found = values(WalReader(PLACE, env=Env(disk=disk), boot=UUID(int=disk.restarts)))
         except NotReady:
             return
         assert {at: value for at, value in found.items() if at < to} == {
@@ -354,7 +354,7 @@ def test_a_second_crash_while_a_decided_one_is_finished_leaves_nothing_in_betwee
         disk = built[0].fork()
         disk.stop(number)
         with contextlib.suppress(Crash):
-            rewind(PLACE, to, quarantine=ASIDE, disk=disk)
+            rewind(PLACE, to, quarantine=ASIDE, env=Env(disk=disk))
         if f"{PLACE}/{REWIND}" in disk.durable():
             break
     disk.kill()
@@ -387,7 +387,7 @@ def test_a_repair_by_hand_finishes_what_was_decided(built):
         disk = built[0].fork()
         disk.stop(number)
         with contextlib.suppress(Crash):
-            rewind(PLACE, 7, quarantine=ASIDE, disk=disk)
+            rewind(PLACE, 7, quarantine=ASIDE, env=Env(disk=disk))
         if not disk.stopped:
             break
         disk.kill()
@@ -396,9 +396,9 @@ def test_a_repair_by_hand_finishes_what_was_decided(built):
             assert not [path for path in disk.files() if path.startswith(PLACE) and path.endswith(".log.new")]
             continue
         decided += 1
-        notes = [finding.message for finding in verify(PLACE, disk=disk.fork(), clock=ManualClock()).findings]
+        notes = [finding.message for finding in verify(PLACE, env=Env(disk=disk.fork(), clock=ManualClock())).findings]
         assert any("an interrupted rewind" in note for note in notes)
-        repair_log(PLACE, forget_slots=False, disk=disk, clock=ManualClock(), chance=SeededChance(1))
-        assert sorted(values(WalReader(PLACE, disk=disk))) == list(range(7))
-        assert verify(PLACE, disk=disk, clock=ManualClock()).findings == []
+        repair_log(PLACE, forget_slots=False, env=Env(disk=disk, clock=ManualClock(), chance=SeededChance(1)))
+        assert sorted(values(WalReader(PLACE, env=Env(disk=disk)))) == list(range(7))
+        assert verify(PLACE, env=Env(disk=disk, clock=ManualClock())).findings == []
     assert decided > 5

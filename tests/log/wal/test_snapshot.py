@@ -17,7 +17,10 @@ from strandline.log.wal.snapshot import KIND, KIND_VERSION, fill, verify
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import WriterId
 from strandline.snapshots.sealed import seal, unpack
+from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK
+from strandline.storage.env import Env
+from strandline.testing.clock import ManualClock
 from tests.contracts.logs import records
 from tests.disks import _PassingDisk
 from tests.log.wal.workload import values
@@ -40,6 +43,13 @@ def empty(folder):
 
 
 class TestCopies:
+    def test_a_copy_is_whole_on_a_machine_whose_clock_is_behind(self, tmp_path):
+        with opened(tmp_path / "log") as log:
+            grow(log, 3)
+            cursor = fill(log, empty(tmp_path / "copy"))
+        behind = Env(clock=ManualClock(now=CLOCK.now() - 86_400_000_000))
+        assert verify(str(tmp_path / "copy"), env=behind) == cursor
+
     def test_a_copy_holds_what_was_durable_and_is_a_log_of_the_same_identity(self, tmp_path):
         with opened(tmp_path / "log") as log:
             grow(log, 9, term=1)
@@ -59,7 +69,7 @@ class TestCopies:
 
     def test_what_is_appended_later_is_not_in_it(self, tmp_path):
         disk = Interrupted()
-        with opened(tmp_path / "log", disk=disk) as log:
+        with opened(tmp_path / "log", env=Env(disk=disk)) as log:
             grow(log, 5, term=1)
             end = log.end()
             disk.then = lambda _: grow(log, 1, term=2)
@@ -122,7 +132,7 @@ class TestBesideOthers:
     def test_records_that_are_trimmed_meanwhile_are_in_it_and_go_with_the_next_trim(self, tmp_path):
         for number in range(1, 40):
             disk = Interrupted()
-            with opened(tmp_path / f"log-{number}", disk=disk) as log:
+            with opened(tmp_path / f"log-{number}", env=Env(disk=disk)) as log:
                 grow(log, 20, term=1)
                 held, seen = values(log), []
 
@@ -148,7 +158,7 @@ class TestBesideOthers:
 
     def test_when_everything_is_trimmed_meanwhile_it_is_still_copied(self, tmp_path):
         disk = Interrupted()
-        with opened(tmp_path / "log", disk=disk) as log:
+        with opened(tmp_path / "log", env=Env(disk=disk)) as log:
             grow(log, 20, term=1)
             end, todo = log.end(), [1]
 

@@ -19,6 +19,7 @@ from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
 from strandline.model.records import RECORD_SCHEMA
 from strandline.storage.disk import DISK
+from strandline.storage.env import Env
 from tests.contracts.logs import records
 from tests.disks import _PassingDisk
 
@@ -83,7 +84,7 @@ class TestTerms:
                 log.slots.flush()
                 log.append_value(b"", term=term).result()
         disk = CountingDisk()
-        reader = WalReader(str(tmp_path), disk=disk)
+        reader = WalReader(str(tmp_path), env=Env(disk=disk))
         for term in (0, 1, 7, 30, 58, 59):
             disk.reads.clear()
             assert reader.end_of_term(term) == term * 26
@@ -141,7 +142,7 @@ class TestCursors:
         with opened(tmp_path, roll_bytes=1 << 20) as log:
             grow(log, [1] * 50)
         disk = CountingDisk()
-        reader = WalReader(str(tmp_path), disk=disk)
+        reader = WalReader(str(tmp_path), env=Env(disk=disk))
         counts = []
         for term in (0, 1):
             reader.plan(Cursor(reader.log_id, 30, term), Limit(batches=1))
@@ -211,7 +212,7 @@ class TestBatches:
 
     def test_records_in_memory_are_not_read_from_the_disk(self, tmp_path):
         disk = CountingDisk()
-        with opened(tmp_path, disk=disk) as log:
+        with opened(tmp_path, env=Env(disk=disk)) as log:
             log.append(records(b"a"), writer=WRITER, number=0).result()
             disk.reads.clear()
             assert [span.batch().append for span in log.plan(log.start())] == [(WRITER, 0)]

@@ -19,6 +19,7 @@ from strandline.log.wal.write.committer import GroupCommitter
 from strandline.log.wal.write.groups import ValueRun
 from strandline.log.wal.write.journal import Journal
 from strandline.storage.disk import DISK
+from strandline.storage.env import Env
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere
 from tests.contracts.logs.batches import SOON
 from tests.log.wal.workload import FOLDER, HeldSyncs, check, open_on, payload, values, workload
@@ -191,7 +192,7 @@ def test_a_twin_that_gives_the_offset_before_the_lock_is_caught(tmp_path, monkey
 def trim_beside_an_append(folder):
     """Everything that is durable is trimmed while one more record is being synced; that one stays."""
     disk = HeldSyncs(DISK)
-    log = WalLog.open(str(folder), disk=disk)
+    log = WalLog.open(str(folder), env=Env(disk=disk))
     with ThreadPoolExecutor(2) as pool:
         for offset in range(3):
             log.append_value(payload(offset)).result(SOON)

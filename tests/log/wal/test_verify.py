@@ -28,6 +28,7 @@ from strandline.model.head import WriterId
 from strandline.model.records import Op, record_batch
 from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK, LocalDisk
+from strandline.storage.env import SYSTEM, Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere
 from tests.cases import sampled, some
@@ -67,7 +68,7 @@ def folder(whole: Path, tmp_path: Path) -> Path:
 
 
 def look(folder: Path) -> WalVerification:
-    return verify(str(folder), disk=DISK, clock=CLOCK)
+    return verify(str(folder), env=SYSTEM)
 
 
 def only(found: WalVerification, severity: Severity, kind: FindingKind) -> Finding:
@@ -108,7 +109,7 @@ def a_frame(folder: Path, *, first: int, term: int = 0, durable: int = 0, count:
 def test_a_whole_log_is_clean_and_all_of_it_was_read(folder: Path) -> None:
     before = contents(folder)
     told: list[int] = []
-    found = verify(str(folder), disk=DISK, clock=CLOCK, on_progress=told.append)
+    found = verify(str(folder), env=SYSTEM, on_progress=told.append)
     assert found.findings == []
     assert found.is_clean
     assert (found.bounds.first, found.bounds.next) == (50, 560)
@@ -473,7 +474,7 @@ def test_records_that_are_appended_or_trimmed_meanwhile_cause_no_finding(folder:
             writer.trim(writer.bounds().next - 5, beyond_slots=True)
 
     disk = Meddled(step)
-    found = verify(str(folder), disk=disk, clock=CLOCK)
+    found = verify(str(folder), env=Env(disk=disk, clock=CLOCK))
     assert found.damage == []
     assert look(folder).damage == []
 
@@ -485,7 +486,7 @@ def test_everything_may_be_trimmed_between_any_two_reads(whole: Path, tmp_path: 
         nonlocal reads
         reads += 1
 
-    verify(str(whole), disk=Meddled(count), clock=CLOCK)
+    verify(str(whole), env=Env(disk=Meddled(count), clock=CLOCK))
     assert reads > 8
     for at in range(reads):
         folder = Path(shutil.copytree(whole, tmp_path / "log"))
@@ -498,7 +499,7 @@ def test_everything_may_be_trimmed_between_any_two_reads(whole: Path, tmp_path: 
                     log.trim(560, beyond_slots=True)
                 left -= 1
 
-            assert verify(str(folder), disk=Meddled(trim), clock=CLOCK).damage == [], at
+            assert verify(str(folder), env=Env(disk=Meddled(trim), clock=CLOCK)).damage == [], at
         shutil.rmtree(folder)
 
 
@@ -521,7 +522,7 @@ def test_a_writer_that_appends_during_a_verification_causes_no_finding(folder: P
         if path == str(last):
             (folder / "mark").write_bytes(bytes(len(mark)))
 
-    assert verify(str(folder), disk=Meddled(publish), clock=CLOCK).is_clean
+    assert verify(str(folder), env=Env(disk=Meddled(publish), clock=CLOCK)).is_clean
 
 
 # --- memory ------------------------------------------------------------------------------------------------------
@@ -586,7 +587,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def verified(disk: SimulatedDisk) -> WalVerification:
-    return verify(FOLDER, disk=disk, clock=ManualClock())
+    return verify(FOLDER, env=Env(disk=disk, clock=ManualClock()))
 
 
 @pytest.mark.slow
@@ -599,9 +600,11 @@ def test_whatever_a_crash_leaves_is_no_damage_and_a_repair_does_what_it_planned(
         if f"{FOLDER}/log.json" in disk.files():
             before = disk.files()
             assert verified(disk).damage == []
-            plan = plan_repair(FOLDER, forget_slots=False, disk=disk, clock=ManualClock())
+            plan = plan_repair(FOLDER, forget_slots=False, env=Env(disk=disk, clock=ManualClock()))
             assert disk.files() == before
-            done = repair_log(FOLDER, forget_slots=False, disk=disk, clock=ManualClock(), chance=SeededChance(1))
+            done = repair_log(
+                FOLDER, forget_slots=False, env=Env(disk=disk, clock=ManualClock(), chance=SeededChance(1))
+            )
             assert done == plan
             left = [finding.message for finding in verified(disk).findings if finding.kind is not FindingKind.PIECE]
             assert all("is the index of a file that does not exist" in message for message in left), left

@@ -17,6 +17,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.disk import DISK, AppendFile, Disk
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import SimulatedDisk
 from tests.contracts.logs import records
@@ -46,7 +47,7 @@ def payload(offset: int) -> bytes:
 def open_on(disk: Any, **options: Any) -> WalLog:
     """The log on this disk, as a process would open it that has no threads."""
     settings: dict[str, Any] = {"background": False, "roll_bytes": 9000, "boot": UUID(int=disk.restarts), **options}
-    return WalLog.open(FOLDER, disk=disk, clock=ManualClock(), chance=SeededChance(1), **settings)
+    return WalLog.open(FOLDER, env=Env(disk=disk, clock=ManualClock(), chance=SeededChance(1)), **settings)
 
 
 def values(log: Any) -> dict[int, bytes]:
@@ -167,7 +168,7 @@ def _check_reader(disk: SimulatedDisk, told: _Told) -> None:
     """A reader in another process sees durable records or nothing, and changes nothing."""
     before = disk.fingerprint()
     try:
-        reader = WalReader(FOLDER, disk=disk, clock=ManualClock(), boot=UUID(int=disk.restarts))
+        reader = WalReader(FOLDER, env=Env(disk=disk, clock=ManualClock()), boot=UUID(int=disk.restarts))
         bounds = reader.bounds()
         found = values(reader)
     except NotReady:

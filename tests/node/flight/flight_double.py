@@ -29,8 +29,7 @@ from strandline.node.messages import (
     Topology,
 )
 from strandline.node.tickets import Tickets
-from strandline.storage.clock import CHANCE, CLOCK
-from strandline.storage.disk import DISK
+from strandline.storage.env import SYSTEM
 
 CHUNK = 1 << 20
 
@@ -103,7 +102,7 @@ class Node:
 
     def __init__(self, folder):
         self.log = WalLog.open(str(folder))
-        self.tickets = Tickets(f"{folder}/tickets.json", disk=DISK, clock=CLOCK, chance=CHANCE)
+        self.tickets = Tickets(f"{folder}/tickets.json", env=SYSTEM)
         self.tickets.rotate()
         self.watermark = None
         self.epoch = 0

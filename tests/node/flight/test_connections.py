@@ -17,6 +17,7 @@ from strandline.node.flight.server.connections import ConnectionGuard, superfluo
 from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.flight.server.server import FlightNode
 from strandline.storage.connections import connections_at, end_connection, peer_name
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from tests.node.flight.flight_double import Node
 
@@ -49,7 +50,7 @@ def test_beyond_the_limit_the_address_with_the_most_unknown_connections_loses_it
 
 def test_a_connection_with_an_admitted_call_is_never_ended() -> None:
     clock = ManualClock()
-    guard = ConnectionGuard(LIMITS, clock=clock)
+    guard = ConnectionGuard(LIMITS, env=Env(clock=clock))
     peers = [f"10.0.0.1:{port}" for port in range(9)]
     for peer in peers:
         guard.admitted(peer)
@@ -64,7 +65,7 @@ def test_a_connection_with_an_admitted_call_is_never_ended() -> None:
 
 def test_a_call_that_is_admitted_while_connections_are_listed_counts() -> None:
     clock = ManualClock()
-    guard = ConnectionGuard(LIMITS, clock=clock)
+    guard = ConnectionGuard(LIMITS, env=Env(clock=clock))
     guard.admitted("10.0.0.1:7")  # after the list of known ones was taken, and not yet in that of open ones
     assert guard.judge([], set()) == []
     clock.advance(3600)
@@ -97,7 +98,7 @@ def no_free_file_number() -> Iterator[None]:
 
 def test_a_process_without_a_free_file_number_forgets_no_admitted_caller() -> None:
     clock = ManualClock()
-    guard = ConnectionGuard(LIMITS, clock=clock)
+    guard = ConnectionGuard(LIMITS, env=Env(clock=clock))
     with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as opened:
         port = server.getsockname()[1]
         client = opened.enter_context(socket.create_connection(("127.0.0.1", port), WAIT))

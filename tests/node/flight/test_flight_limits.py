@@ -12,6 +12,7 @@ from strandline.errors import InvalidInput, Overloaded
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.server.limits import CallLimiter, MemoryBudget, ServerLimits
 from strandline.node.flight.server.server import FlightNode
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from tests.node.flight.flight_double import Node
 
@@ -53,7 +54,7 @@ class TestPlaces:
 
     def test_calls_that_say_nothing_are_ended_after_a_while(self) -> None:
         clock = ManualClock()
-        limiter = CallLimiter(LIMITS, clock=clock)
+        limiter = CallLimiter(LIMITS, env=Env(clock=clock))
         ended: list[str] = []
         for name in ("app", "other"):
             place = limiter.enter(name, end=lambda name=name: ended.append(name))
@@ -66,7 +67,7 @@ class TestPlaces:
 
     def test_silent_calls_are_ended_to_make_room_for_new_ones(self) -> None:
         clock = ManualClock()
-        limiter = CallLimiter(LIMITS, clock=clock)
+        limiter = CallLimiter(LIMITS, env=Env(clock=clock))
         ended: list[int] = []
         places = []
         for number in range(LIMITS.ordinary_calls // 2):

@@ -17,6 +17,7 @@ from strandline.model.node import Heartbeat
 from strandline.model.records import RECORD_SCHEMA
 from strandline.node.flight.client.stream_receiver import Assembler, Receiver, read_part
 from strandline.node.flight.wire.streams import parts
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from tests.node.flight.flight_double import records, values_of
 
@@ -202,7 +203,7 @@ def test_received_items_are_taken_before_the_error_that_ended_the_stream():
 def test_silence_counts_only_while_nothing_waits_to_be_taken():
     clock = ManualClock()
     chunks = Chunks(1)
-    found = receiver(chunks, silence=5, clock=clock)
+    found = receiver(chunks, silence=5, env=Env(clock=clock))
     assert chunks.given.acquire(timeout=120)
     assert found.take(10) == [1]
     clock.advance(4)

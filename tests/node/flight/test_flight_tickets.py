@@ -29,8 +29,9 @@ from strandline.node.flight.wire.errors import node_errors
 from strandline.node.flight.wire.streams import schema_of_columns
 from strandline.node.messages import Caller
 from strandline.node.tickets import Tickets
-from strandline.storage.clock import CHANCE, CLOCK
+from strandline.storage.clock import CHANCE
 from strandline.storage.disk import DISK
+from strandline.storage.env import SYSTEM, Env
 from strandline.testing.clock import ManualClock
 from tests.contracts.logs import append, fetched
 from tests.node.flight.flight_double import Node, records
@@ -154,7 +155,7 @@ def test_a_ticket_of_another_log_is_refused(node: Node, guarded: FlightNode, tmp
 
 def test_a_ticket_expires(tmp_path: Path) -> None:
     clock = ManualClock()
-    tickets = Tickets(f"{tmp_path}/tickets.json", disk=DISK, clock=clock, chance=CHANCE)
+    tickets = Tickets(f"{tmp_path}/tickets.json", env=Env(disk=DISK, clock=clock, chance=CHANCE))
     with pytest.raises(NotReady, match="does not know the log's key"):
         tickets.verify("x.y")
     assert tickets.issue(UUID(int=1), 0, 1, "") is None
@@ -177,7 +178,7 @@ def test_a_span_whose_ticket_has_expired_says_so(node: Node, guarded: FlightNode
 
 def test_keys_outlast_a_restart_and_a_change_of_primary(tmp_path: Path) -> None:
     def tickets(name: str) -> Tickets:
-        return Tickets(f"{tmp_path}/{name}.json", disk=DISK, clock=CLOCK, chance=CHANCE)
+        return Tickets(f"{tmp_path}/{name}.json", env=SYSTEM)
 
     a, b = tickets("a"), tickets("b")
     a.rotate()
@@ -205,7 +206,7 @@ class TestRotatedKeys:
         return ManualClock()
 
     def tickets(self, folder: Path, name: str, clock: ManualClock) -> Tickets:
-        return Tickets(f"{folder}/{name}.json", disk=DISK, clock=clock, chance=CHANCE)
+        return Tickets(f"{folder}/{name}.json", env=Env(disk=DISK, clock=clock, chance=CHANCE))
 
     def test_a_former_key_verifies_for_the_lifetime_of_a_ticket_and_no_longer(
         self, tmp_path: Path, clock: ManualClock

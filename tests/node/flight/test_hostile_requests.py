@@ -20,6 +20,7 @@ from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.flight.server.server import FlightNode
 from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import Caller
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from tests.cases import some
 from tests.formats.shared_headers import batch_with_shared_pairs, encapsulated, shared_columns, shared_pairs
@@ -242,7 +243,7 @@ def test_an_append_of_messages_that_carry_nothing_ends(victim: Victim, message: 
 def test_an_append_that_is_sent_for_too_long_ends(tmp_path: Path) -> None:
     node, clock = Node(tmp_path / "log"), ManualClock()
     limits = ServerLimits(append_seconds=100, idle_seconds=1e6, silent_seconds=1e6)
-    with FlightNode(node, limits=limits, clock=clock) as server, RawGrpc(server.url) as raw:
+    with FlightNode(node, limits=limits, env=Env(clock=clock)) as server, RawGrpc(server.url) as raw:
         stream = raw.call("DoPut")
         raw.send(stream, SCHEMA)
         while stream not in raw.ended:

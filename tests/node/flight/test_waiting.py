@@ -16,6 +16,7 @@ from strandline.node.lead.commit_watermark import Commits
 from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import AckN, FlowLimits, flow_delay
 from strandline.node.node_folder import NodeFolder
+from strandline.storage.env import Env
 from strandline.storage.lease import Lease
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore
@@ -127,7 +128,7 @@ class TestFlow:
 class TestGate:
     def test_it_closes_with_the_lease_and_stays_closed(self):
         clock = ManualClock()
-        lease = Lease(PlainStore(), "lease", "a", seconds=10, clock=clock)
+        lease = Lease(PlainStore(), "lease", "a", seconds=10, env=Env(clock=clock))
         lease.try_acquire()
         leadership = Leadership(lease.epoch, lease)
         leadership.check("nothing was written")
@@ -137,7 +138,7 @@ class TestGate:
 
     def test_another_holding_of_the_same_lease_is_another_term(self):
         clock = ManualClock()
-        lease = Lease(PlainStore(), "lease", "a", seconds=10, clock=clock)
+        lease = Lease(PlainStore(), "lease", "a", seconds=10, env=Env(clock=clock))
         lease.try_acquire()
         leadership = Leadership(lease.epoch, lease)
         lease.release()
@@ -173,7 +174,7 @@ class TestRemembering:
                 assert found == STATE  # white space
 
     def test_terms_never_go_down(self):
-        home = NodeFolder.open("/n", "b", disk=SimulatedDisk())
+        home = NodeFolder.open("/n", "b", env=Env(disk=SimulatedDisk()))
         home.remember(seen=5, adopted=4)
         home.remember(seen=3, adopted=2)
         assert (home.state.seen, home.state.adopted) == (5, 4)

@@ -88,7 +88,7 @@ def test_without_a_hold_a_query_whose_data_was_trimmed_fails_clearly_and_returns
 
 
 def test_a_hold_begins_at_the_first_offset_of_the_read_and_lasts_as_long_as_asked(log):
-    before = log.clock.now()
+    before = log.env.clock.now()
     read = reader(log, startingOffset="23", endingOffset="37", hold="90s")
     partitions = read.partitions()
     (hold,) = holds(log)
@@ -104,13 +104,13 @@ def test_a_hold_ends_by_itself_and_is_not_renewed(log, monkeypatch):
     partitions = read.partitions()
     (hold,) = holds(log)
     lasts, seen = hold.expires - hold.last_seen, hold.expires
-    monkeypatch.setattr(type(log.clock), "now", lambda _: seen)
+    monkeypatch.setattr(type(log.env.clock), "now", lambda _: seen)
     consume(log, 50)  # its time is counted from the first round that saw it
     assert offsets(read, partitions) == list(range(50))
-    monkeypatch.setattr(type(log.clock), "now", lambda _: seen + lasts - 1)
+    monkeypatch.setattr(type(log.env.clock), "now", lambda _: seen + lasts - 1)
     log.trim(grace=0)
     assert offsets(read, partitions) == list(range(50))
-    monkeypatch.setattr(type(log.clock), "now", lambda _: seen + lasts)
+    monkeypatch.setattr(type(log.env.clock), "now", lambda _: seen + lasts)
     log.trim(grace=0)
     assert holds(log) == []
     with pytest.raises(CursorExpired, match="Offsets 0 to "):

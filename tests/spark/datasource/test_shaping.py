@@ -12,6 +12,7 @@ from strandline.errors import CorruptData, Fenced, InvalidInput, JobFailed, Tran
 from strandline.model.records import READ_SCHEMA
 from strandline.spark.datasource.shaping import SPARK_SCHEMA, check_schema, shaped
 from strandline.spark.failures import UserFailures, retried, unwrapped
+from strandline.storage.env import Env
 from strandline.storage.retry import Backoff
 from strandline.testing.clock import ManualClock
 
@@ -92,15 +93,15 @@ class Failing:
 
 def test_transient_errors_are_retried_a_bounded_number_of_times():
     backoff = Backoff(attempts=3, base=1.0)
-    assert retried(Failing(2, TransientStorageError("x")), backoff=backoff, clock=ManualClock()) == "done"
+    assert retried(Failing(2, TransientStorageError("x")), backoff=backoff, env=Env(clock=ManualClock())) == "done"
     with pytest.raises(TransientStorageError):
-        retried(Failing(3, TransientStorageError("x")), backoff=backoff, clock=ManualClock())
+        retried(Failing(3, TransientStorageError("x")), backoff=backoff, env=Env(clock=ManualClock()))
 
 
 def test_permanent_errors_are_not_retried():
     failing = Failing(1, Fenced("x"))
     with pytest.raises(Fenced):
-        retried(failing, clock=ManualClock())
+        retried(failing, env=Env(clock=ManualClock()))
     assert failing.left == 0
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import strandline as sl
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from tests.spark.helpers import append, new_log, numbered
 
@@ -116,6 +117,6 @@ def test_a_query_is_started_again_only_if_its_source_was_late() -> None:
         ([LATE] * 3, 3, LATE),
     ):
         writer = Writer(*ends)
-        query = sl.spark.start(writer, "file:///place", attempts=3, clock=clock)
+        query = sl.spark.start(writer, "file:///place", attempts=3, env=Env(clock=clock))
         assert writer.started == [("file:///place",)] * starts
         assert query.exception() == says

@@ -13,6 +13,7 @@ from strandline.errors import Diverged, Fenced, InvalidInput, NullKey, StorageEr
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.storage.disk import LocalDisk
+from strandline.storage.env import Env
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.sink import DeltaSink
 from strandline.tables.delta.table import FollowedDelta
@@ -161,7 +162,7 @@ class TestLatest(_Contract):
                 synced.append(path)
                 super().sync_folder(path)
 
-        sink = DeltaSink(str(tmp_path / "table"), disk=Watching())
+        sink = DeltaSink(str(tmp_path / "table"), env=Env(disk=Watching()))
         self.apply(sink, 0, (b"a", b"1"))
         root = tmp_path / "table"
         newest = max((root / "_delta_log").glob("*.json"))

@@ -14,6 +14,7 @@ from strandline.errors import CorruptData, Diverged
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.disk import LocalDisk
+from strandline.storage.env import Env
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.sink import DeltaSink
 
@@ -73,7 +74,7 @@ class Watching(LocalDisk):
 
 def test_a_checkpoint_is_synced_with_its_commit(tmp_path: Path) -> None:
     disk = Watching()
-    sink = DeltaSink(str(tmp_path / "table"), mode="append", disk=disk)
+    sink = DeltaSink(str(tmp_path / "table"), mode="append", env=Env(disk=disk))
     for offset in range(22):
         put(sink, offset)
     (checkpoint,) = tmp_path.glob("table/_delta_log/*.checkpoint.parquet")
@@ -92,7 +93,7 @@ def test_a_commit_whose_process_died_before_its_sync_is_synced_before_its_cursor
         with pytest.raises(KeyboardInterrupt):
             put(DeltaSink(str(tmp_path / "table")), 1)
     disk = Watching()
-    assert DeltaSink(str(tmp_path / "table"), disk=disk).cursor(LOG) == Cursor(LOG, 2)
+    assert DeltaSink(str(tmp_path / "table"), env=Env(disk=disk)).cursor(LOG) == Cursor(LOG, 2)
     assert f"{2:020d}.json" in disk.synced
     assert any(name.endswith(".parquet") for name in disk.synced)
 

@@ -14,6 +14,7 @@ from deltalake import write_deltalake
 import strandline as sl
 from strandline.errors import StorageError, TransientStorageError, WrongKind
 from strandline.storage.disk import FolderRow, LocalDisk
+from strandline.storage.env import Env
 from strandline.storage.objects.urls import open_store
 from strandline.tables.delta.commits import DeltaCommits
 from tests.proxy import FaultyProxy, answer
@@ -173,7 +174,7 @@ def test_a_follower_that_gives_up_a_new_table_leaves_the_files_of_another_one_al
             return found
 
     monkeypatch.setattr("strandline.tables.delta.commits.is_data_file", lambda _: True)
-    table = DeltaCommits(str(folder), None, "default", {}, LateDisk())  # type: ignore[arg-type]
+    table = DeltaCommits(str(folder), None, "default", {}, Env(disk=LateDisk()))  # type: ignore[arg-type]
     monkeypatch.setattr(table, "open", lambda: None)
     table.remove_uncommitted("mine")
     assert [path.name for path in folder.iterdir()] == [names[1]]

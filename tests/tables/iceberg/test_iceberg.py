@@ -33,6 +33,7 @@ from strandline.model.head import WriterId
 from strandline.model.records import Op
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import LocalDisk
+from strandline.storage.env import Env
 from strandline.tables.apply import TableSink, apply_with
 from strandline.tables.files.part import TablePart
 from strandline.tables.iceberg.commits import IcebergCommits
@@ -337,7 +338,7 @@ def test_expiry_keeps_the_snapshot_that_proves_the_cursor_below_a_compaction(cat
     compacted(catalog)
     later = ManualClock(now=CLOCK.now() + 30 * 86_400_000_000)
     before = len(table_of(catalog).snapshots())
-    sink.vacuumed(1, clock=later)
+    sink.vacuumed(1, env=Env(clock=later))
     assert len(table_of(catalog).snapshots()) == before - 2
     again = sl.IcebergSink(catalog, "shop.orders")
     assert again.resume(LOG) == Cursor(LOG, 3)
@@ -536,7 +537,7 @@ def synced():
 
 
 def test_a_commit_is_on_disk_before_apply_returns(catalog, tmp_path, synced):
-    apply(sl.IcebergSink(catalog, "shop.orders", disk=Watching(synced)), 0, (b"a", b"1"))
+    apply(sl.IcebergSink(catalog, "shop.orders", env=Env(disk=Watching(synced))), 0, (b"a", b"1"))
     root = tmp_path / "warehouse" / "shop" / "orders"
     files = {str(path) for path in root.rglob("*") if path.is_file()}
     assert files
@@ -554,7 +555,7 @@ def test_a_commit_whose_process_died_before_its_sync_is_synced_before_its_cursor
         patch.setattr(FollowedIceberg, "make_durable", killed)
         with pytest.raises(KeyboardInterrupt):
             apply(sl.IcebergSink(catalog, "shop.orders"), 0, (b"a", b"1"))
-    sink = sl.IcebergSink(catalog, "shop.orders", disk=Watching(synced))
+    sink = sl.IcebergSink(catalog, "shop.orders", env=Env(disk=Watching(synced)))
     assert sink.cursor(LOG) == Cursor(LOG, 1)
     metadata = tmp_path / "warehouse" / "shop" / "orders" / "metadata"
     newest = str(table_of(catalog).metadata_location).removeprefix("file://")

@@ -12,6 +12,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 import strandline as sl
 from strandline.storage.clock import CLOCK
+from strandline.storage.env import Env
 from strandline.tables.iceberg import orphans
 from strandline.testing.clock import ManualClock
 from tests.cases import some
@@ -138,7 +139,7 @@ def test_files_of_expired_snapshots_are_removed_and_those_of_kept_ones_stay(plac
     }
     replaced = place.files() - kept
     later = ManualClock(now=CLOCK.now() + 30 * DAY * 1_000_000)
-    assert place.sink().vacuumed(1, clock=later) == len(replaced)
+    assert place.sink().vacuumed(1, env=Env(clock=later)) == len(replaced)
     assert (place.files(), place.snapshots()) == (kept, 1)
     place.check()
     place.follow()
@@ -155,7 +156,7 @@ def test_files_that_a_tag_names_stay(place: Place) -> None:
     for _ in range(2):
         place.follow()
     later = ManualClock(now=CLOCK.now() + 30 * DAY * 1_000_000)
-    place.sink().vacuumed(1, clock=later)
+    place.sink().vacuumed(1, env=Env(clock=later))
     assert before <= place.files()
     rows = place.catalog.load_table("shop.orders").scan(snapshot_id=tagged.snapshot_id).to_arrow()
     assert rows.num_rows
@@ -169,7 +170,7 @@ def test_a_snapshot_that_was_current_until_just_now_keeps_its_files(place: Place
     hour = ManualClock(now=CLOCK.now() + 3_600_000_000)
     place.follow()
     place.age()
-    place.sink().vacuumed(1, clock=hour)
+    place.sink().vacuumed(1, env=Env(clock=hour))
     assert place.catalog.load_table("shop.orders").scan(snapshot_id=old.snapshot_id).to_arrow().num_rows
 
 
@@ -197,7 +198,7 @@ def test_files_of_a_renamed_table_stay_though_another_one_is_at_its_location(pla
     kept = place.catalog.load_table("shop.kept")
     assert kept.location() == place.catalog.load_table("shop.orders").location()
     rows = kept.scan().to_arrow().num_rows
-    place.sink().vacuumed(1, clock=in_a_month())
+    place.sink().vacuumed(1, env=Env(clock=in_a_month()))
     assert kept.scan().to_arrow().num_rows == rows
     place.check()
 
@@ -206,7 +207,7 @@ def test_files_of_a_job_that_creates_the_table_again_stay(place: Place) -> None:
     """It began before another job created the table, and commits after that table was dropped."""
     transaction, written = place.begun()
     place.follow()
-    place.sink().vacuumed(1, clock=in_a_month())
+    place.sink().vacuumed(1, env=Env(clock=in_a_month()))
     place.catalog.drop_table("shop.orders")
     transaction.commit(written)
     sl.follow(place.log, place.sink(), upto="end")
@@ -232,7 +233,7 @@ def test_a_table_that_goes_back_while_snapshots_expire_keeps_its_snapshot(
     sink = place.sink()
     monkeypatch.setattr(place.catalog, "load_table", load_then_roll_back)
     with pytest.raises(sl.errors.Diverged, match="rolled back"):
-        sink.vacuumed(1, clock=in_a_month())
+        sink.vacuumed(1, env=Env(clock=in_a_month()))
     current = load("shop.orders").current_snapshot()
     assert current is not None
     assert current.snapshot_id == first
@@ -254,7 +255,7 @@ def test_snapshots_expire_beside_a_follower_that_commits(place: Place, monkeypat
 
     sink = place.sink()
     monkeypatch.setattr(place.catalog, "load_table", load_then_follow)
-    sink.vacuumed(1, clock=in_a_month())
+    sink.vacuumed(1, env=Env(clock=in_a_month()))
     assert place.snapshots() == 1
     place.check()
 
@@ -271,7 +272,7 @@ def test_a_snapshot_that_was_rolled_back_just_now_keeps_its_files(place: Place) 
     table.manage_snapshots().rollback_to_snapshot(first).commit()
     place.sink().repair(place.log.log_id, lambda _: True)
     place.age()
-    place.sink().vacuumed(1, clock=hour)
+    place.sink().vacuumed(1, env=Env(clock=hour))
     rows = place.catalog.load_table("shop.orders").scan(snapshot_id=replaced.snapshot_id).to_arrow()
     assert rows.num_rows
 
@@ -329,7 +330,7 @@ def test_files_that_cannot_be_listed_stay_and_that_is_said(tmp_path: Path, caplo
         place.follow()
     before = place.files()
     later = ManualClock(now=CLOCK.now() + 30 * DAY * 1_000_000)
-    assert place.sink().vacuumed(1, clock=later) == 0
+    assert place.sink().vacuumed(1, env=Env(clock=later)) == 0
     assert place.files() == before
     assert "shop.orders that no snapshot names stay: FsspecFileIO cannot list them" in caplog.text
     place.check()

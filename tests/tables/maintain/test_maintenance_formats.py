@@ -24,6 +24,7 @@ from strandline.cli.app import app
 from strandline.errors import Conflict, Diverged, Fenced, InvalidInput, NotFound, SchemaRefused
 from strandline.log.memory import MemoryLog
 from strandline.model.records import record_batch
+from strandline.storage.env import Env
 from strandline.tables.files.part import narrowed
 from strandline.tables.iceberg.sink import IcebergSink
 from strandline.tables.maintain.opening import existing
@@ -348,7 +349,7 @@ def test_files_of_an_iceberg_table_are_joined_and_snapshots_expire_but_for_the_p
     sl.follow(log, sink, upto="end")
     assert vacuum(sink) == 0
     later = ManualClock(now=int((datetime.now(UTC) + timedelta(days=30)).timestamp() * 1e6))
-    assert sink.vacuumed(1, clock=later) == 6, "the files that were joined"
+    assert sink.vacuumed(1, env=Env(clock=later)) == 6, "the files that were joined"
     assert len(place.catalog.load_table("shop.orders").snapshots()) == 1
     assert verify(place.sink(mode="append", value=sl.values.Json(ORDER)), log).is_clean
     extend(log, 5)

@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
+from strandline.storage.env import Env
 from strandline.tables.delta import orphans
 from strandline.tables.delta.orphans import OrphanSweeper
 from strandline.tables.delta.table import FollowedDelta
@@ -161,7 +162,7 @@ def test_a_follower_removes_orphans_by_itself_once_a_day(tmp_path: Path, monkeyp
 def test_the_pace_is_a_day_and_short_runs_look_at_every_hundredth_version(tmp_path: Path) -> None:
     clock = ManualClock()
     place = Place(tmp_path, "append")
-    sweeper = OrphanSweeper(place.sink()._followed, 168, clock=clock)
+    sweeper = OrphanSweeper(place.sink()._followed, 168, env=Env(clock=clock))
 
     def begins(version: int) -> bool:
         before, sweeper.thread = sweeper.thread, None
@@ -174,7 +175,7 @@ def test_the_pace_is_a_day_and_short_runs_look_at_every_hundredth_version(tmp_pa
     assert not begins(200)
     clock.advance(DAY + 1)
     assert begins(201)
-    late = OrphanSweeper(place.sink()._followed, 168, clock=clock)
+    late = OrphanSweeper(place.sink()._followed, 168, env=Env(clock=clock))
     late.remove_in_time(7)
     assert late.thread is None
     clock.advance(DAY + 1)

@@ -31,6 +31,7 @@ from strandline.log.memory import MemoryLog
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Span
 from strandline.model.retention import NEWCOMER_SECONDS
+from strandline.storage.env import Env
 from strandline.storage.task_pool import ThreadPool
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.files import DeltaFiles
@@ -148,7 +149,7 @@ def test_a_latest_table_from_an_offset_has_the_keys_that_were_written_since(plac
 
 def test_a_table_is_built_again_from_a_time_up_to_an_offset(place: Any) -> None:
     clock = ManualClock()
-    log = MemoryLog(clock=clock)
+    log = MemoryLog(env=Env(clock=clock))
     extend(log, 10)
     clock.advance(60)
     moment = datetime.fromtimestamp(clock.now() / 1_000_000, UTC)

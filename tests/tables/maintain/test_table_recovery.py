@@ -16,6 +16,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.records import Op
 from strandline.storage.clock import CHANCE
+from strandline.storage.env import Env
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.sink import DeltaSink
 from strandline.tables.delta.table import FollowedDelta
@@ -548,7 +549,7 @@ def test_the_commit_that_is_synced_is_ours_also_if_another_job_commits_right_aft
         return real(followed, *given, **more)
 
     monkeypatch.setattr(owner, before, crowd)
-    crowded = DeltaSink(sink.url, mode=sink.mode, disk=Watching())
+    crowded = DeltaSink(sink.url, mode=sink.mode, env=Env(disk=Watching()))
     follow(log, crowded, "s", upto="end", batching=Batching(records=10))
     assert len(seen) == 4
     folder = Path(sink.url, "_delta_log")
@@ -569,7 +570,7 @@ def test_the_name_of_a_new_table_is_synced_with_its_first_commit(log, tmp_path):
             super().sync_folder(path)
 
     table = tmp_path / "tables" / "orders"
-    follow(log, DeltaSink(str(table), mode="append", disk=Watching()), "s", upto="end")
+    follow(log, DeltaSink(str(table), mode="append", env=Env(disk=Watching())), "s", upto="end")
     assert {str(folder) for folder in (tmp_path, table.parent, table, table / "_delta_log")} <= set(synced)
 
 
@@ -584,7 +585,7 @@ def test_the_commits_of_a_table_without_rows_are_synced_with_the_name_of_their_f
             if list((table / "_delta_log").glob("*.json")):  # what was synced before does not count
                 synced.add(path)
 
-    follow(MemoryLog(), DeltaSink(str(table), disk=Watching()), "s", upto="end")
+    follow(MemoryLog(), DeltaSink(str(table), env=Env(disk=Watching())), "s", upto="end")
     assert {str(table), str(table / "_delta_log")} <= synced
 
 

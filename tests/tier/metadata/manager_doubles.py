@@ -23,6 +23,7 @@ from strandline.model.segments import (
     TopicPartition,
 )
 from strandline.storage.disk import Disk
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import SimulatedDisk
 from strandline.tier.metadata.cache import SegmentCache
@@ -163,9 +164,7 @@ def managed(events: Events, disk: Disk | None = None, clock: ManualClock | None 
     return MetadataManager.start(
         events,
         None if disk is None else FOLDER,
-        disk=disk or SimulatedDisk(),
-        clock=clock or ManualClock(),
-        chance=SeededChance(7),
+        env=Env(disk=disk or SimulatedDisk(), clock=clock or ManualClock(), chance=SeededChance(7)),
         **({"background": False} | options),
     )
 

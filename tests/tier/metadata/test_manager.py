@@ -25,6 +25,7 @@ from strandline.log.topic.memory import MemoryTopic
 from strandline.model.cursor import Cursor
 from strandline.model.segments import PartitionDeleteState, SegmentState
 from strandline.snapshots.sealed import seal
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.simdisk import SimulatedDisk
 from strandline.tier.metadata.cache import SegmentCache
@@ -136,7 +137,7 @@ def test_with_a_snapshot_of_something_else_everything_is_replayed_with_a_warning
     cursor = Cursor(place(0).topic_id, 5)
     seal(
         f"{FOLDER}/{7:020d}", kind="fold", kind_version=1, cursor=cursor,
-        fill=lambda data: disk.write_new(f"{data}/a", [b"a"]), verify=lambda _: cursor, disk=disk,
+        fill=lambda data: disk.write_new(f"{data}/a", [b"a"]), verify=lambda _: cursor, env=Env(disk=disk),
     )  # fmt: skip
     managed(events, disk)
     assert "cannot be used" in caplog.text

@@ -9,6 +9,7 @@ import pytest
 
 from strandline.model.cursor import SECOND
 from strandline.storage.clock import SteadyTime
+from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from tests.cases import some
 from tests.tier.read.tiered_logs import KINDS, Kind, Tiers, rows
@@ -92,7 +93,7 @@ def test_a_tierer_whose_clock_is_a_year_ahead_of_its_store_expires_nothing(kind:
     tiers.plain._url = "s3://bucket"  # a server has a clock of its own
     tierer = tiers.tierer(retention="age:90d")
     ahead = ManualClock(now=tiers.clock.now() + 365 * DAY * SECOND)
-    tierer._expiry = replace(tierer._expiry, clock=ahead, steady=SteadyTime(ahead, "the cold tier"))
+    tierer._expiry = replace(tierer._expiry, env=Env(clock=ahead), steady=SteadyTime(ahead, "the cold tier"))
     assert not tierer.run_once().expired
     tiers.clock.advance(100 * DAY)
     assert tiers.tierer(retention="age:90d").run_once().expired, "what is old by both clocks goes"

@@ -26,6 +26,7 @@ from strandline.log.read.planning import cursor_after
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.retention import FOREVER, TIER_SLOT, Consumed, MaxAge, MaxBytes
+from strandline.storage.env import Env
 from strandline.testing.sinks import MemorySink
 from strandline.tier.copy.segment_files import forget_tails, segment_path
 from strandline.tier.metadata.manager import MetadataManager
@@ -340,7 +341,7 @@ def test_a_follower_goes_on_in_the_cold_tier_where_what_it_planned_was_moved(kin
 
     sink = MemorySink()
     # The first plan of a follower only looks whether its cursor can be served.
-    follow(Meanwhile(log, move, plans=2), sink, upto="end", batching=Batching(records=1000), clock=tiers.clock)
+    follow(Meanwhile(log, move, plans=2), sink, upto="end", batching=Batching(records=1000), env=Env(clock=tiers.clock))
     assert [(offset, value) for offset, _, value in sink.rows()] == tiers.truth
 
 
@@ -352,7 +353,7 @@ def test_a_follower_gets_an_error_for_records_that_are_really_missing(kind: Kind
     tiers.plain.delete(segment_path(segments[1].segment, segments[1].start))
     forget_tails()
     with pytest.raises(NotFound, match=f"offsets {segments[1].start} to"):
-        follow(log, sink, upto="end", clock=tiers.clock, batching=Batching(records=1))
+        follow(log, sink, upto="end", env=Env(clock=tiers.clock), batching=Batching(records=1))
     assert [offset for offset, _, _ in sink.rows()] == list(range(segments[1].start))
 
 
@@ -471,9 +472,9 @@ def needs_nothing_old(tiers: Tiers, log: TieredLog) -> None:
     assert log.slots.create("new", first).position == first
     assert log.slots.reset("new", end).position == end
     sink = MemorySink()
-    assert follow(log, sink, "new", start=first, upto="end", clock=tiers.clock).next == end
+    assert follow(log, sink, "new", start=first, upto="end", env=Env(clock=tiers.clock)).next == end
     assert [(offset, value) for offset, _, value in sink.rows()] == tiers.truth[first:]
-    assert follow(log, MemorySink(), start="now", upto="end", clock=tiers.clock).next == end
+    assert follow(log, MemorySink(), start="now", upto="end", env=Env(clock=tiers.clock)).next == end
     log.slots.drop("new")
 
 
@@ -488,7 +489,7 @@ def test_without_the_events_what_is_old_is_not_ready_and_what_is_hot_is_served(k
         events.unknown = set(range(PARTITIONS))
     if trouble == "catching up":
         events.held = True
-    manager = MetadataManager.start(events, background=False, clock=tiers.clock)  # type: ignore[arg-type]
+    manager = MetadataManager.start(events, background=False, env=Env(clock=tiers.clock))  # type: ignore[arg-type]
     if trouble != "not assigned":
         manager.reconcile_assignment(range(PARTITIONS))
     opened = []

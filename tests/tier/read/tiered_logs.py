@@ -23,6 +23,7 @@ from strandline.model.head import WriterId
 from strandline.model.records import Op, record_batch
 from strandline.model.retention import TIER_SLOT, MaxBytes, SlotState
 from strandline.model.segments import COLD_FILE, SegmentMetadata, SegmentState, TopicPartition
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
@@ -100,7 +101,7 @@ class Tiers:
         self.options: dict[str, Any] = {"background": False, "tail_bytes": 0, "roll_bytes": 0, **options}
         self._wal: WalLog | None = None
         if kind == "object":
-            open_log(self.plain, create=True, clock=self.clock, chance=self.chance)
+            open_log(self.plain, create=True, env=Env(clock=self.clock, chance=self.chance))
         self.cell().attach("plain://cold", "plain://events", partitions=PARTITIONS)
         if kind == "wal":  # where it is told in truth
             self.disk.write_new(f"/srv/log/{COLD_FILE}", [self.plain.get(COLD_FILE).data])
@@ -127,9 +128,11 @@ class Tiers:
     def hot(self, store: ObjectStore | None = None) -> ObjectLog | WalLog:
         """The log itself; one in an object store is opened anew each time."""
         if self.kind == "object":
-            return open_log(store or self.plain, clock=self.clock, chance=self.chance)
+            return open_log(store or self.plain, env=Env(clock=self.clock, chance=self.chance))
         if self._wal is None:
-            self._wal = WalLog.open("/srv/log", disk=self.disk, clock=self.clock, chance=self.chance, **self.options)
+            self._wal = WalLog.open(
+                "/srv/log", env=Env(disk=self.disk, clock=self.clock, chance=self.chance), **self.options
+            )
         return self._wal
 
     def reopen(self) -> None:
@@ -160,7 +163,7 @@ class Tiers:
         if self._wal is not None:
             self._wal.close()
             self._wal = None
-        rewind("/srv/log", to, quarantine=f"/srv/aside-{self.history}", disk=self.disk)
+        rewind("/srv/log", to, quarantine=f"/srv/aside-{self.history}", env=Env(disk=self.disk))
         self._went_back(to)
 
     def backup(self) -> Backup:
@@ -208,11 +211,11 @@ class Tiers:
         return TopicPartition("", self.hot().log_id, 0)
 
     def cell(self, store: ObjectStore | None = None) -> ColdCell:
-        return ColdCell(store or self.plain, self.hot().log_id, clock=self.clock, chance=self.chance)
+        return ColdCell(store or self.plain, self.hot().log_id, env=Env(clock=self.clock, chance=self.chance))
 
     def manager(self, topic: Topic | None = None) -> MetadataManager:
         """A metadata manager without threads."""
-        manager = MetadataManager.start(topic or self.topic, background=False, clock=self.clock)
+        manager = MetadataManager.start(topic or self.topic, background=False, env=Env(clock=self.clock))
         manager.reconcile_assignment(range(PARTITIONS))
         return manager
 
@@ -222,7 +225,7 @@ class Tiers:
         """The log with its cold tier, as a process of its own has it."""
 
         def reader(_: ExitStack) -> ColdReader:
-            return ColdReader(manager or self.manager(), store or self.plain, self.partition, self.clock)
+            return ColdReader(manager or self.manager(), store or self.plain, self.partition, Env(clock=self.clock))
 
         return TieredLog(self.hot(store), self.cell(store), reader, **options)
 
@@ -230,7 +233,9 @@ class Tiers:
         """A tierer in a process of its own; small segments, of which some have several batches."""
         where = store or self.plain
         chosen: dict[str, Any] = {"target": 400, "grace": 0.0, "announced": self.cell(store), **options}
-        return Tierer(self.hot(store), self.manager(topic), where, clock=self.clock, chance=self.chance, **chosen)
+        return Tierer(
+            self.hot(store), self.manager(topic), where, env=Env(clock=self.clock, chance=self.chance), **chosen
+        )
 
     def tier(self, **options: Any) -> None:
         """Copy everything."""

@@ -28,7 +28,7 @@ from strandline.log.object import open_log
 from strandline.model.head import Head
 from strandline.model.retention import FOREVER, SlotState
 from strandline.model.times import TOLERANCE
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.objects.store import ABSENT, Match, ObjectStore, Precondition, Version, measure_skew
 
 RACERS: Final = 8
@@ -45,11 +45,11 @@ _UNSAFE: Final = "two writers could both believe that they were first: keep no l
 class StoreChecks:
     """Checks a store. Writes only below a folder of its own, ``doctor-…``, and removes that afterwards."""
 
-    def __init__(self, store: ObjectStore, *, clock: Clock = CLOCK, chance: Chance = CHANCE) -> None:
+    def __init__(self, store: ObjectStore, *, env: Env = SYSTEM) -> None:
         """Check ``store``; nothing is done yet."""
         self._store = store
-        self._clock = clock
-        self.folder = f"doctor-{chance.uuid().hex}"
+        self._clock = env.clock
+        self.folder = f"doctor-{env.chance.uuid().hex}"
 
     def lines(self) -> Iterator[Line]:
         """All checks of the store, one by one."""
@@ -213,10 +213,10 @@ def _never(version: Version) -> Version:
     return Version(version[:-1] + ("0" if version[-1:] != "0" else "1"))
 
 
-def log_lines(store: ObjectStore, *, clock: Clock = CLOCK) -> Iterator[Line]:
+def log_lines(store: ObjectStore, *, env: Env = SYSTEM) -> Iterator[Line]:
     """Checks of the log in a store, if there is one."""
     try:
-        log = open_log(store, clock=clock)
+        log = open_log(store, env=env)
         head, states = log.head(), log.slots.list()
     except WrongKind as error:
         yield problem("log", str(error))
@@ -232,9 +232,9 @@ def log_lines(store: ObjectStore, *, clock: Clock = CLOCK) -> Iterator[Line]:
     if invalid:
         names = ", ".join(map(repr, invalid))
         yield warning("slots", f"{names} pin nothing any more: see 'strandline slots', and reset or drop them.")
-    yield from _ahead(head, states, clock.now())
-    since = head.trim_began or min((entry.listed for entry in head.tail), default=clock.now())
-    idle = (clock.now() - since) / _SECOND
+    yield from _ahead(head, states, env.clock.now())
+    since = head.trim_began or min((entry.listed for entry in head.tail), default=env.clock.now())
+    idle = (env.clock.now() - since) / _SECOND
     if log.identity.retention != FOREVER and idle > _LONG_AGO:
         message = f"Nothing was trimmed for {show.seconds(idle)}: run 'strandline trim' now and then, or a consumer."
         yield warning("trim", message)

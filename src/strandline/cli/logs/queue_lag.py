@@ -57,7 +57,7 @@ def look_at_queue(queue: QueueLog) -> QueueLag:
             continue  # acknowledged between the two reads
         break
     manifest = queue.manifest()
-    now = queue.clock.now()
+    now = queue.env.clock.now()
     oldest = _ingested(spans[0].entry) if spans else now
     return QueueLag(
         url=queue.url,

@@ -21,8 +21,7 @@ from strandline.errors import CorruptData, InvalidInput, NotALog, Unsupported
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
 from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.recover.verify import verify as verify_wal
-from strandline.storage.clock import CLOCK
-from strandline.storage.disk import DISK
+from strandline.storage.env import SYSTEM
 
 SHOWN: Final = 20
 """Number of findings of one kind that are printed as text."""
@@ -100,7 +99,7 @@ def opened(place: LogPlace, held: ExitStack) -> AnyLog:
 def unopened(place: LogPlace, error: CorruptData | NotALog) -> Verification:
     """The damage of a log that cannot be opened; raises the error if there is no log."""
     if place.folder is not None:
-        return verify_wal(place.folder, disk=DISK, clock=CLOCK)
+        return verify_wal(place.folder, env=SYSTEM)
     if isinstance(error, NotALog):
         raise error
     found = Verification(place.url)

@@ -25,8 +25,8 @@ from strandline.log.wal.names import data_name, index_name
 from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.recover.manual_repair import RepairPlan, plan_repair, repair_log
 from strandline.log.wal.recover.verify import data_bytes
-from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK
+from strandline.storage.env import SYSTEM
 
 wal = group(
     "Inspect, repair, export and migrate a write-ahead log, which is a folder on this machine.",
@@ -218,7 +218,7 @@ def migrate(
         raise InvalidInput(f"{spool or path} is not called NAME{SPOOL}: name the spool itself, by a name like that.")
     folder = spool.removesuffix(SPOOL)
     refuse_taken(contents_at(folder))
-    done = migrate_spool(folder, disk=DISK, clock=CLOCK, chance=CHANCE, renumber=renumber, valid_prefix=valid_prefix)
+    done = migrate_spool(folder, env=SYSTEM, renumber=renumber, valid_prefix=valid_prefix)
     with WriteAheadLog.open(folder, create=False) as wal:
         oldest, current, slots = wal.oldest, wal.current, len(wal.log.slots.list())
     size = DISK.size(folder + SPOOL)

@@ -19,7 +19,7 @@ from strandline.model.addresses import check_replica_name
 from strandline.model.node import Membership
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.members.steps import CHANGE_SECONDS, MemberChange
-from strandline.storage.clock import CLOCK
+from strandline.storage.env import SYSTEM
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Change:
             "a change that has begun goes on by itself, as 'strandline node topology' shows. Repeat the command to "
             "wait for it, or take it back: 'strandline node policy URL --cancel'."
         ):
-            yield MemberChange(node, CLOCK, timeout=self.timeout, force=self.force, progress=_progress())
+            yield MemberChange(node, SYSTEM, timeout=self.timeout, force=self.force, progress=_progress())
 
 
 def _progress() -> Callable[[str], None]:

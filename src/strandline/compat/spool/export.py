@@ -22,7 +22,8 @@ from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Bounds, Cursor
 from strandline.model.records import Op
 from strandline.model.retention import SlotState
-from strandline.storage.disk import DISK, AppendFile, Disk, replace_file
+from strandline.storage.disk import AppendFile, Disk, replace_file
+from strandline.storage.env import SYSTEM, Env
 
 _EXPORTING: Final = ".exporting"
 """Suffix of a file's name until it is whole."""
@@ -53,7 +54,7 @@ def export_spool(
     log: WalLog | WalReader,
     path: Address,
     *,
-    disk: Disk = DISK,
+    env: Env = SYSTEM,
     on_progress: Callable[[int], object] = lambda _: None,
 ) -> SpoolExport:
     """Durably write everything that is retained now as a spool of version-3 frames, with the log's slots beside it.
@@ -80,22 +81,22 @@ def export_spool(
             f"The log in {log.folder} retains no records, and a spool cannot store that it continues at lsn "
             f"{bounds.next + 1}: append a record first."
         )
-    _refuse_taken(spool, beside, slots_data, disk=disk)
+    _refuse_taken(spool, beside, slots_data, disk=env.disk)
     temporary = f"{spool}{_EXPORTING}"
-    with disk.try_locked(temporary) as is_mine:
+    with env.disk.try_locked(temporary) as is_mine:
         if not is_mine:
             raise Fenced(f"Another process is writing {spool}: wait for it, or name another file.")
         try:
             # Again: the lock's former holder may have just finished, and a rename would replace its file.
-            _refuse_taken(spool, beside, slots_data, disk=disk)
-            size = _write(log, bounds, temporary, disk=disk, on_progress=on_progress)
-            replace_file(disk, beside, slots_data, temporary=f"{beside}{_EXPORTING}")
-            disk.rename(temporary, spool)
+            _refuse_taken(spool, beside, slots_data, disk=env.disk)
+            size = _write(log, bounds, temporary, disk=env.disk, on_progress=on_progress)
+            replace_file(env.disk, beside, slots_data, temporary=f"{beside}{_EXPORTING}")
+            env.disk.rename(temporary, spool)
         except Exception:
             with contextlib.suppress(StorageError):
-                disk.remove(temporary)
+                env.disk.remove(temporary)
             raise
-    disk.sync_folder(str(PurePath(spool).parent))
+    env.disk.sync_folder(str(PurePath(spool).parent))
     return SpoolExport(spool, beside, bounds.count, bounds.first + 1, bounds.next, size, len(slots))
 
 

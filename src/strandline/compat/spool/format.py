@@ -25,8 +25,7 @@ from strandline.formats.json.slots import read_slots
 from strandline.formats.wal.frame import MAGIC, MAX_PAYLOAD
 from strandline.model.json_values import LARGEST, has_too_many_values
 from strandline.model.retention import SlotState
-from strandline.storage.clock import CLOCK, Clock
-from strandline.storage.disk import DISK, Disk
+from strandline.storage.env import SYSTEM, Env
 
 UNCHECKED_VERSION: Final = 1
 TERMLESS_VERSION: Final = 2
@@ -411,11 +410,9 @@ class SpoolFile:
     problems: tuple[str, ...] = ()
 
 
-def inspect_spool(
-    path: str, each: Callable[[LegacyFrame], object] | None = None, *, disk: Disk = DISK, clock: Clock = CLOCK
-) -> SpoolFile:
+def inspect_spool(path: str, each: Callable[[LegacyFrame], object] | None = None, *, env: Env = SYSTEM) -> SpoolFile:
     """Read a spool up to its first damage; ``each`` is called with its frames."""
-    data = disk.read(path)
+    data = env.disk.read(path)
     scanner = LegacyScanner(memoryview(data))
     versions: Counter[str] = Counter()
     lsns: list[int] = []
@@ -427,7 +424,7 @@ def inspect_spool(
     slots, problems = None, []
     beside = path.removesuffix(SPOOL) + SPOOL_SLOTS
     try:
-        slots = len(decode_slots(disk.read(beside), beside, now=clock.now()))
+        slots = len(decode_slots(env.disk.read(beside), beside, now=env.clock.now()))
     except NotFound:
         pass
     except CorruptData as error:

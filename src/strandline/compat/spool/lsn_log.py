@@ -17,9 +17,8 @@ from strandline.model.addresses import Address
 from strandline.model.arguments import LARGEST_NUMBER, Positive, Signed, Timeout, checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.records import Op, RecordSource, record_batch, values_bytes
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
-from strandline.storage.disk import DISK, Disk
+from strandline.storage.env import SYSTEM, Env
 
 
 class WalRecord(NamedTuple):
@@ -97,9 +96,7 @@ class WriteAheadLog(Closing):
         tail_bytes: int = TAIL_BYTES,
         pending_bytes: int = PENDING_BYTES,
         background: bool = True,
-        disk: Disk = DISK,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
     ) -> WriteAheadLog:
         """Open the log in the folder ``path`` for writing, as :meth:`WalLog.open` does.
 
@@ -114,9 +111,7 @@ class WriteAheadLog(Closing):
             migrate=migrate,
             renumber=renumber,
             valid_prefix=valid_prefix,
-            disk=disk,
-            clock=clock,
-            chance=chance,
+            env=env,
         )
         log = WalLog.open(
             folder,
@@ -125,9 +120,7 @@ class WriteAheadLog(Closing):
             tail_bytes=tail_bytes,
             pending_bytes=pending_bytes,
             background=background,
-            disk=disk,
-            clock=clock,
-            chance=chance,
+            env=env,
         )
         return cls(log)
 
@@ -173,7 +166,7 @@ class WriteAheadLog(Closing):
         given = values_bytes(values)
         if not given:
             return range(self.current + 1, self.current + 1)
-        now, count = self.log.clock.now(), len(given)
+        now, count = self.log.env.clock.now(), len(given)
         batch = record_batch(timestamps=[now] * count, ops=[Op.PUT] * count, keys=[None] * count, values=given)
         return self.append_batch(batch, term=term)
 

@@ -38,8 +38,8 @@ from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Bounds
 from strandline.model.records import HEADERS, RECORD_SCHEMA, TIMESTAMP, no_headers
-from strandline.storage.clock import Chance, Clock
 from strandline.storage.disk import Disk, exists
+from strandline.storage.env import Env
 
 MIGRATING: Final = ".migrating"
 """Suffix of the temporary folder in which the log is built."""
@@ -64,9 +64,7 @@ def folder_of(
     path: Address,
     *,
     migrate: bool,
-    disk: Disk,
-    clock: Clock,
-    chance: Chance,
+    env: Env,
     renumber: bool = False,
     valid_prefix: bool = False,
 ) -> str:
@@ -77,8 +75,8 @@ def folder_of(
     """
     named = as_folder(path).removesuffix(SPOOL)
     folder = named.rstrip("/") or named  # 'orders/' has the spool of 'orders'
-    if exists(f"{folder}/{IDENTITY}", disk=disk) or not exists(f"{folder}{SPOOL}", disk=disk):
-        refuse_changed_spool(folder, disk=disk)
+    if exists(f"{folder}/{IDENTITY}", disk=env.disk) or not exists(f"{folder}{SPOOL}", disk=env.disk):
+        refuse_changed_spool(folder, disk=env.disk)
         return folder
     if not migrate:
         raise WrongKind(
@@ -86,13 +84,11 @@ def folder_of(
             f"use 'strandline wal migrate', which moves its records and slots into the folder {folder} and keeps the "
             "file."
         )
-    migrate_spool(folder, disk=disk, clock=clock, chance=chance, renumber=renumber, valid_prefix=valid_prefix)
+    migrate_spool(folder, env=env, renumber=renumber, valid_prefix=valid_prefix)
     return folder
 
 
-def migrate_spool(
-    folder: str, *, disk: Disk, clock: Clock, chance: Chance, renumber: bool = False, valid_prefix: bool = False
-) -> Renumbering | None:
+def migrate_spool(folder: str, *, env: Env, renumber: bool = False, valid_prefix: bool = False) -> Renumbering | None:
     """Create the log in this folder from the spool beside it, whole and with its slots, or not at all.
 
     After a crash at any moment there is no log in the folder, and this can be repeated, or there is all of it. The
@@ -114,24 +110,24 @@ def migrate_spool(
     damaged slots file; for a valid slot past the end, whose consumer proves that records are lost; for a file that
     does not begin with a record, unless that is torn. ``InvalidInput`` for records that a log cannot hold.
     """
-    with disk.locked(f"{folder}{MIGRATING}.lock"):
-        if exists(f"{folder}/{IDENTITY}", disk=disk):
+    with env.disk.locked(f"{folder}{MIGRATING}.lock"):
+        if exists(f"{folder}/{IDENTITY}", disk=env.disk):
             return None  # another process was faster
         hidden = f"{folder}{MIGRATING}"
         for path in (folder, hidden):
-            _refuse_file(path, folder, disk=disk)
-        _refuse_other_content(folder, disk=disk)
-        disk.remove_folder(hidden)  # leftovers of an interrupted migration
+            _refuse_file(path, folder, disk=env.disk)
+        _refuse_other_content(folder, disk=env.disk)
+        env.disk.remove_folder(hidden)  # leftovers of an interrupted migration
         try:
-            source = _Spool.read(folder, disk=disk)
+            source = _Spool.read(folder, disk=env.disk)
             if not valid_prefix:
                 source.check_whole()
-            renumbering = _make(source, hidden, disk=disk, clock=clock, log_id=chance.uuid(), renumber=renumber)
-            source.check_unchanged(disk=disk)
-            _put_in_place(hidden, folder, disk=disk)
+            renumbering = _make(source, hidden, env=env, log_id=env.chance.uuid(), renumber=renumber)
+            source.check_unchanged(disk=env.disk)
+            _put_in_place(hidden, folder, disk=env.disk)
         except Exception:
             with contextlib.suppress(StorageError):  # the next migration removes it
-                disk.remove_folder(hidden)
+                env.disk.remove_folder(hidden)
             raise
         return renumbering
 
@@ -234,10 +230,10 @@ def _read_if_there(path: str, *, disk: Disk) -> bytes | None:
         return None
 
 
-def _make(source: _Spool, hidden: str, *, disk: Disk, clock: Clock, log_id: UUID, renumber: bool) -> Renumbering | None:
+def _make(source: _Spool, hidden: str, *, env: Env, log_id: UUID, renumber: bool) -> Renumbering | None:
     """Durably build the log, under a temporary name."""
     spool, beside, data, _ = source
-    slots = spool_slots(source.slots, beside, now=clock.now())
+    slots = spool_slots(source.slots, beside, now=env.clock.now())
     renumbering = None
     if renumber:
         renumbering = plan_renumbering(array("Q", (frame.lsn for frame in LegacyScanner(data))), LAST_LSN)
@@ -250,19 +246,17 @@ def _make(source: _Spool, hidden: str, *, disk: Disk, clock: Clock, log_id: UUID
         start = max((slot.position for slot in slots), default=0)
     if start > LAST_LSN:
         raise InvalidInput(f"{beside} has a slot at {start:,}, but no log reaches so far: correct the slot.")
-    disk.make_folders(hidden)
-    _begin(hidden, SlotsFile(log_id, start), disk=disk)
-    with WalLog.open(
-        hidden, create=False, tail_bytes=0, pending_bytes=_GROUP_BYTES, background=False, disk=disk, clock=clock
-    ) as log:
+    env.disk.make_folders(hidden)
+    _begin(hidden, SlotsFile(log_id, start), disk=env.disk)
+    with WalLog.open(hidden, create=False, tail_bytes=0, pending_bytes=_GROUP_BYTES, background=False, env=env) as log:
         copied = _copy(data, start, log, spool, renumbering)
     _warn_of_remainder(copied, data, spool)
     if renumbering is not None:
         _warn_of_gaps(renumbering, spool)
-    slots = settle_slots(slots, Bounds(start, copied.end), now=clock.now(), where=beside)
-    note_migrated(hidden, size=len(data), end=copied.end, disk=disk)
+    slots = settle_slots(slots, Bounds(start, copied.end), now=env.clock.now(), where=beside)
+    note_migrated(hidden, size=len(data), end=copied.end, disk=env.disk)
     # Syncs the folder, too: every name in it is durable before its own is.
-    write_slots_file(hidden, SlotsFile(log_id, start, tuple(slots)), disk=disk)
+    write_slots_file(hidden, SlotsFile(log_id, start, tuple(slots)), disk=env.disk)
     return renumbering
 
 
@@ -285,7 +279,7 @@ class _MigratedRecords(NamedTuple):
 def _copy(data: memoryview, start: int, log: WalLog, spool: str, renumbering: Renumbering | None) -> _MigratedRecords:
     """Append every record, and return when they are durable."""
     scanner = SpoolScanner(data)
-    now = log.clock.now() // 1000
+    now = log.env.clock.now() // 1000
     offset, term, clamped, handle = start, 0, 0, None
     records = scanner if renumbering is None else renumbering.records(scanner)
     for run in runs(records, max_count=_FRAME_RECORDS, max_bytes=_FRAME_BYTES):

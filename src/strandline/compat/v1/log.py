@@ -29,9 +29,9 @@ from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.cursor import MILLISECOND, NO_LIMIT, Bounds, Cursor, Limit, Start
 from strandline.model.head import MetadataRanges, QueueEntry, QueueManifest, WriterId
 from strandline.model.records import RecordSource, conform
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.objects.urls import store_at
@@ -69,8 +69,7 @@ def open_queue(
     data: str = "ingest",
     grace: Duration = GRACE,
     options: Mapping[str, str] | None = None,
-    clock: Clock = CLOCK,
-    chance: Chance = CHANCE,
+    env: Env = SYSTEM,
 ) -> QueueLog:
     """Open the queue of version 1 whose manifest and data folder have these paths. Nothing is read or written yet.
 
@@ -82,7 +81,7 @@ def open_queue(
     if folder is not None:
         # A log and a queue may share a folder: their names differ.
         check_missing(folder, FolderKind.QUEUE_V1, disk=DISK, beside=(FolderKind.OBJECT_LOG,))
-    return QueueLog(store, manifest, data, grace=grace, clock=clock, chance=chance)
+    return QueueLog(store, manifest, data, grace=grace, env=env)
 
 
 @bound_to_process()
@@ -104,18 +103,16 @@ class QueueLog(WithoutFormat, Produces, LogReading, Closing):
         data: str,
         *,
         grace: Duration = GRACE,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
     ) -> None:
         """Use :func:`open_queue`."""
         self.store = store
         self.url = store.url
-        self.clock = clock
+        self.env = env
         self._waiter = HeadPoller()
         self.manifest_path = checked_path(manifest, "manifest")
         self.folder = checked_path(data, "data")
         self.grace = grace
-        self._chance = chance
         self._cell = self.new_cell()
         self._origin = Origin(f"The queue {self.url}", self)
         self._slots = QueueSlots(self.log_id, self._cell, {}, self._origin)
@@ -137,7 +134,7 @@ class QueueLog(WithoutFormat, Produces, LogReading, Closing):
     def new_cell(self) -> ManifestCell:
         """A cell for the manifest, for one more writer."""
         register = Neighbours(self.store, self.manifest_path, self.folder).register
-        return ManifestCell(self.store, self.manifest_path, clock=self.clock, chance=self._chance, register=register)
+        return ManifestCell(self.store, self.manifest_path, env=self.env, register=register)
 
     @property
     def log_id(self) -> UUID:
@@ -205,11 +202,11 @@ class QueueLog(WithoutFormat, Produces, LogReading, Closing):
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the queue reaches past the cursor; polls the manifest with growing pauses."""
-        return self._waiter.wait(self, past, timeout, self.clock)
+        return self._waiter.wait(self, past, timeout, self.env.clock)
 
     def _shipper(self, cell: ManifestCell, writer: WriterId, compression: str) -> QueueShipper:
         codec = Compression.named(compression)
-        return QueueShipper(self.store, cell, self.folder, writer, codec, self.grace, self.clock)
+        return QueueShipper(self.store, cell, self.folder, writer, codec, self.grace, self.env)
 
     def append(
         self,
@@ -225,7 +222,7 @@ class QueueLog(WithoutFormat, Produces, LogReading, Closing):
         The same writer and number again is a no-op while the batch is listed; after its acknowledgement it is
         not recognised. Numbers need not be in order. Timestamps are not stored: the batch's ingestion time is now.
         """
-        now = self.clock.now()
+        now = self.env.clock.now()
         shipper = self._shipper(self._cell, writer, compression)
         draft = shipper.new_draft()
         draft.add(conform(batch, now=now))
@@ -235,8 +232,8 @@ class QueueLog(WithoutFormat, Produces, LogReading, Closing):
     def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
         if writer is not None:
             raise InvalidInput("A queue of version 1 remembers no number of a former writer: leave the writer out.")
-        name = WriterId(self._chance.uuid())
-        return Shipping(self._shipper(self.new_cell(), name, compression or "zstd"), name, 0, self.clock)
+        name = WriterId(self.env.chance.uuid())
+        return Shipping(self._shipper(self.new_cell(), name, compression or "zstd"), name, 0, self.env)
 
     @property
     def slots(self) -> QueueSlots:
@@ -245,7 +242,7 @@ class QueueLog(WithoutFormat, Produces, LogReading, Closing):
 
     def trimmer(self, *, remember: bool) -> QueueTrimmer:
         """The trimmer of the queue; with ``remember``, over several rounds."""
-        return QueueTrimmer(self.store, self.manifest_path, self.folder, self.grace, self.clock, remember)
+        return QueueTrimmer(self.store, self.manifest_path, self.folder, self.grace, self.env, remember)
 
     def trim(self, *, dry_run: bool = False, on_progress: Callable[[int], None] | None = None) -> QueueTrimResult:
         """Delete, in one round, unlisted batches that are older than the grace period; see :mod:`.trimming`.

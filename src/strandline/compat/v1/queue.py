@@ -79,7 +79,7 @@ class V1Queue:
     def dead_letter(self, descriptor: Descriptor, reason: str) -> str:
         """Durably store an unreadable batch; returns its location. ``Fenced``."""
         self._read()  # a newer consumer may have passed a missing batch
-        folder, now = f"{self._log.folder}-dead", self._log.clock.now()
+        folder, now = f"{self._log.folder}-dead", self._log.env.clock.now()
         return keep_letter(self._log.store, folder, self._fetcher, descriptor, reason=reason, now=now)
 
     def trim(self, pause: float = 0.0) -> None:

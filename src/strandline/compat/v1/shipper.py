@@ -21,7 +21,7 @@ from strandline.log.queue.contract import Writes
 from strandline.model.head import MetadataRanges, QueueManifest, WriterId
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
-from strandline.storage.clock import Chance, Clock
+from strandline.storage.env import Env
 from strandline.storage.metrics import Role, count_write
 from strandline.storage.objects.store import ObjectStore
 
@@ -41,15 +41,14 @@ class ManifestCell:
         store: ObjectStore,
         path: str,
         *,
-        clock: Clock,
-        chance: Chance,
+        env: Env,
         register: Callable[[], None] = lambda: None,
     ) -> None:
-        self._chance = chance
+        self._chance = env.chance
         self._register = register
         self._registered = False
         self._codec = ManifestCodec()
-        self._cell: StoreCell[QueueManifest] = StoreCell(store, path, self._codec, clock=clock, chance=chance)
+        self._cell: StoreCell[QueueManifest] = StoreCell(store, path, self._codec, env=env)
         self.where = self._cell.where
 
     def read(self) -> QueueManifest:
@@ -141,7 +140,7 @@ class QueueShipper(StoreShipper[QueueDraft, QueueListing]):
     compression: Compression
     grace: float
     """Seconds that trimmers wait before they delete an object."""
-    clock: Clock
+    env: Env
 
     def __post_init__(self) -> None:
         if self.compression not in (Compression.NONE, Compression.ZSTD):
@@ -165,7 +164,7 @@ class QueueShipper(StoreShipper[QueueDraft, QueueListing]):
 
     def upload(self, sealed: Sealed[QueueListing]) -> Sealed[QueueListing]:
         """Write the object under a fresh name; durable when it returns."""
-        began = Moment.of(self.clock)  # before the upload: the age of its first byte counts
+        began = Moment.of(self.env.clock)  # before the upload: the age of its first byte counts
         location = new_location(self.folder, began.wall, self.writer, sealed.listing.number)
         self.store.put(location, sealed.parts)
         return Sealed(sealed.parts, replace(sealed.listing, location=location, began=began))
@@ -175,7 +174,7 @@ class QueueShipper(StoreShipper[QueueDraft, QueueListing]):
 
         def edit(manifest: QueueManifest) -> QueueManifest:
             # The time is read here, right before each attempted write.
-            return list_batches(manifest, listings, Moment.of(self.clock), self._max_age)
+            return list_batches(manifest, listings, Moment.of(self.env.clock), self._max_age)
 
         places = places_of(self.cell.update(edit, role="producer"), [listing.location for listing in listings])
         return [QueueReceipt(places[mark_of(listing.location)], listing.count) for listing in listings]
@@ -192,4 +191,4 @@ class QueueShipper(StoreShipper[QueueDraft, QueueListing]):
 
     def _is_old(self, listing: QueueListing) -> bool:
         # Half of the limit: a nearly stale batch would be stale at the next try.
-        return listing.began is None or Moment.of(self.clock).since(listing.began) > self._max_age / 2
+        return listing.began is None or Moment.of(self.env.clock).since(listing.began) > self._max_age / 2

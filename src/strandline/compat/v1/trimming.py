@@ -20,7 +20,7 @@ from strandline.compat.v1.neighbours import Neighbours
 from strandline.errors import NotFound
 from strandline.model.cursor import SECOND
 from strandline.model.head import QueueManifest
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectInfo, ObjectStore, cautious_now
 
 GRACE: Final = 600.0
@@ -78,7 +78,7 @@ class QueueTrimmer:
     manifest: str
     folder: str
     grace: float
-    clock: Clock
+    env: Env
     remember: bool
     _seen: dict[str, float] = field(default_factory=dict)
     _neighbours: Neighbours = field(init=False)
@@ -91,9 +91,13 @@ class QueueTrimmer:
 
         Where there is no manifest nothing is deleted: it may be lost, or its path mistyped.
         """
-        begun = self.clock.monotonic()
+        begun = self.env.clock.monotonic()
         # By both clocks: a clock that is ahead would make new uploads look like leftovers.
-        now = self.clock.now() if dry_run else cautious_now(self.store, f"{self.folder}-clock/now", clock=self.clock)
+        now = (
+            self.env.clock.now()
+            if dry_run
+            else cautious_now(self.store, f"{self.folder}-clock/now", clock=self.env.clock)
+        )
         # In this order. If the manifest were read before the listing, it would lack objects that were listed in
         # between, and a slow trimmer would find those objects old and unlisted.
         objects = list(self.store.list(f"{self.folder}/"))
@@ -106,7 +110,7 @@ class QueueTrimmer:
         garbage = [item for item in free if is_old(item, now, self.grace)]
         if self.remember:
             # An object counts as unlisted only from now on, and only until the start of the round.
-            seen = self.clock.monotonic()
+            seen = self.env.clock.monotonic()
             self._seen = {item.path: self._seen.get(item.path, seen) for item in free}
             garbage = [item for item in garbage if begun - self._seen[item.path] >= self.grace]
         for deleted, item in enumerate(garbage, 1):

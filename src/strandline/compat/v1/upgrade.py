@@ -32,7 +32,6 @@ from strandline.log.writers.source import is_member, is_source, source_writer
 from strandline.model.cursor import Limit
 from strandline.model.head import Head, MetadataRanges, QueueManifest, WriterId
 from strandline.model.records import RECORD_SCHEMA
-from strandline.storage.clock import CHANCE, Chance
 
 _AHEAD: Final = 64
 """Number of batches planned at a time."""
@@ -69,7 +68,6 @@ def upgrade(
     acknowledge: bool = False,
     compression: str = "lz4",
     on_progress: Callable[[UpgradeProgress], None] = lambda _: None,
-    chance: Chance = CHANCE,
 ) -> UpgradeProgress:
     """Copy every batch that the queue lists now into the target, each once and in order, with its metadata.
 
@@ -89,7 +87,7 @@ def upgrade(
             f"{target.url} holds records of {queue.url} by an ingest, which would be there twice: go on with "
             "'strandline ingest', or copy the queue into another log."
         )
-    copy = _QueueCopy(queue, target, Compression.named(compression), chance)
+    copy = _QueueCopy(queue, target, Compression.named(compression))
     bounds = queue.bounds()
     done = copy.position(target.head())
     if done is None:
@@ -115,7 +113,7 @@ def refuse_upgraded(queue: object, target: ObjectLog) -> None:
     if not isinstance(queue, QueueLog):
         return
     with contextlib.suppress(OutcomeUnknown):  # the target has forgotten its oldest writers: it may be any queue's
-        done = _QueueCopy(queue, target, Compression.LZ4, CHANCE).position(target.head())
+        done = _QueueCopy(queue, target, Compression.LZ4).position(target.head())
         if done is not None:
             raise InvalidInput(
                 f"{target.url} holds {queue.url} through batch {done} by an upgrade, and would hold its records twice: "
@@ -191,10 +189,10 @@ class _QueueCopy:
     that have seen different gaps cannot both append one batch.
     """
 
-    def __init__(self, queue: QueueLog, target: ObjectLog, compression: Compression, chance: Chance) -> None:
+    def __init__(self, queue: QueueLog, target: ObjectLog, compression: Compression) -> None:
         self._target = target
         self._compression = compression
-        self._lister = Lister(target.store, target.log_id, clock=target.clock, chance=chance)
+        self._lister = Lister(target.store, target.log_id, env=target.env)
         digest = bytearray(hashlib.blake2b(queue.log_id.bytes + target.log_id.bytes, digest_size=8).digest())
         digest[6] = _VERSION | digest[6] & 0x0F  # no random id has this version
         self._mark = bytes(digest)

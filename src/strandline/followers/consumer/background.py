@@ -10,7 +10,7 @@ from typing import Final
 from strandline.errors import StrandlineError
 from strandline.log.queue.contract import Queue
 from strandline.log.slots.heartbeat import LIMITS_INTERVAL
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.fork_check import call_in_child
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -27,16 +27,16 @@ class ConsumerThreads:
     follows in time: the consumer is not affected. Refers to no consumer. Safe in threads.
     """
 
-    def __init__(self, consumer: object, queue: Queue, *, trim_every: float | None, clock: Clock) -> None:
+    def __init__(self, consumer: object, queue: Queue, *, trim_every: float | None, env: Env) -> None:
         """Start both: the trimmer unless ``trim_every`` is None, the heartbeat if the slot needs one now."""
         self._queue = queue
-        self._clock = clock
+        self._clock = env.clock
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._beating = queue.heartbeat()
         if self._beating is not None:
             self._beating.start()
-        self._looked = clock.monotonic()
+        self._looked = env.clock.monotonic()
         dropped = weakref.finalize(consumer, self.halt)
         call_in_child(consumer, lambda _: dropped.detach())
         self.trimmer: threading.Thread | None = None

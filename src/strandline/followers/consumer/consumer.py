@@ -32,7 +32,7 @@ from strandline.model.arguments import (
 )
 from strandline.model.cursor import Start
 from strandline.model.head import Descriptor
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -89,8 +89,7 @@ class Consumer:
         trim_every: Duration | None = 300.0,
         format: NamedFormat | None = None,  # noqa: A002 - as in open
         options: Mapping[str, str] | None = None,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
     ) -> None:
         """Claim the slot; durable when it returns.
 
@@ -113,15 +112,14 @@ class Consumer:
             trim_every: Seconds between trims of the log in the background; None for none.
             format: ``"queue-v1"`` for a queue of version 1, or a ``sl.compat.QueueFormat`` with other paths.
             options: Settings of the store, as for ``open``.
-            clock: The clock.
-            chance: Random source of the holder's name.
+            env: The clock, and the random source of the holder's name.
 
         Raises:
             SlotInvalid: The slot was invalidated; only a reset makes it valid again.
             InvalidInput: ``last_acked`` is not listed yet, or an option can never work.
             CursorExpired: The batch after ``last_acked`` is deleted.
         """
-        self.holder: str = f"consumer-{chance.uuid().hex}" if holder is None else holder
+        self.holder: str = f"consumer-{env.chance.uuid().hex}" if holder is None else holder
         """The holder of the slot."""
         self._queue, self._opened = queue_at(
             source,
@@ -131,10 +129,9 @@ class Consumer:
             dead_letters=dead_letters,
             sets_aside=on_poison == "dead-letter",
             options=options,
-            clock=clock,
-            chance=chance,
+            env=env,
         )
-        self._clock = clock
+        self._clock = env.clock
         self._acking = threading.Lock()  # protects acknowledgements, with their I/O
         self._state = threading.Lock()  # protects the numbers below; never held during I/O
         try:
@@ -143,11 +140,11 @@ class Consumer:
             if self._opened is not None:
                 self._opened.close()
             raise
-        self._reader = BatchReader(self._queue, self._progress, self._state, on_poison == "raise", clock)
+        self._reader = BatchReader(self._queue, self._progress, self._state, on_poison == "raise", env)
         self._gauges = self._reader.gauges
         with contextlib.suppress(StrandlineError):  # the first call that needs it raises
             self._reader.peek(0)  # the length is known from the beginning
-        self._threads = ConsumerThreads(self, self._queue, trim_every=trim_every, clock=clock)
+        self._threads = ConsumerThreads(self, self._queue, trim_every=trim_every, env=env)
         self._reader.look = self._threads.look
         self._origin = Origin(f"The consumer of {self._queue.url}", self)
 

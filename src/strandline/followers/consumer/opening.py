@@ -19,8 +19,8 @@ from strandline.log.queue.log_queue import ObjectLogQueue
 from strandline.log.queue.slot_queue import SlotQueue, no_letters
 from strandline.model.addresses import Address, ParsedAddress
 from strandline.model.cursor import Start
-from strandline.storage.clock import Chance, Clock
 from strandline.storage.closing import Closing
+from strandline.storage.env import Env
 from strandline.storage.objects.urls import open_store
 
 ConsumerSource: TypeAlias = Address | LogReading | QueueLog | Queue
@@ -38,8 +38,7 @@ def queue_at(
     dead_letters: Address | None,
     sets_aside: bool,
     options: Mapping[str, str] | None,
-    clock: Clock,
-    chance: Chance,
+    env: Env,
 ) -> tuple[Queue, Closing | None]:
     """The queue at an address, of an opened log, or the given one; and what was opened for it. Nothing is claimed yet.
 
@@ -49,7 +48,7 @@ def queue_at(
     opened: Closing | None = None
     log: object = source
     if isinstance(source, str | PathLike):
-        log = _open(source, format=format, options=options, clock=clock, chance=chance)
+        log = _open(source, format=format, options=options, env=env)
         opened = log if isinstance(log, Closing) and not isinstance(log, ObjectLog) else None
     if dead_letters is not None and isinstance(log, ObjectLog | QueueLog | Queue):
         raise InvalidInput("dead_letters= is for a log without an object store: this one keeps them in its own.")
@@ -75,7 +74,7 @@ def queue_at(
             letters = open_store(dead_letters, options)
         if sets_aside and letters is None:
             raise InvalidInput(no_letters(url))
-        queue = SlotQueue(cast("Log", log), slot, start=start, url=url, letters=letters, clock=clock)
+        queue = SlotQueue(cast("Log", log), slot, start=start, url=url, letters=letters, env=env)
         closing.pop_all()
     return queue, opened
 

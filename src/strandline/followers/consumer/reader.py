@@ -14,7 +14,7 @@ from strandline.followers.consumer.progress import AckProgress, Gauges
 from strandline.log.queue.contract import Queue, start_of
 from strandline.log.read.reading import fetch_in_order
 from strandline.model.head import Descriptor
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 
 _LOGGER: Final = logging.getLogger(__name__)
 _DESCRIPTORS: Final = 64
@@ -36,7 +36,7 @@ class BatchReader:
     """Guards the positions in ``progress``, and the gauges."""
     raises: bool
     """Whether an unreadable batch is an error, unless the caller sets it aside."""
-    clock: Clock
+    env: Env
     handle: FetchHandle = field(init=False)
     """Reads batches by their descriptors."""
     gauges: Gauges = field(init=False)
@@ -73,7 +73,7 @@ class BatchReader:
     def fetch(self, descriptor: Descriptor) -> ConsumedBatch:
         """Read a batch, and record its lag; moves no cursor."""
         batch = self.handle.fetch(descriptor)
-        self.gauges.fetched(descriptor, self.clock.now())
+        self.gauges.fetched(descriptor, self.env.clock.now())
         return batch
 
     def fetch_next(self) -> ConsumedBatch | None:
@@ -143,7 +143,7 @@ class BatchReader:
                             self._take_letter(piece.descriptor, piece.poison)
                             continue
                         self.check_open()
-                        self.gauges.fetched(piece.descriptor, self.clock.now())
+                        self.gauges.fetched(piece.descriptor, self.env.clock.now())
                         batch = ConsumedBatch(piece.descriptor, tuple(pages))
                         self.hand_out([piece.descriptor])  # last: a handed-out batch is also delivered
                 except BaseException:

@@ -30,8 +30,9 @@ from strandline.model.keyed import Updates
 from strandline.model.sink import StorePosition
 from strandline.model.snapshot import Snapshot
 from strandline.snapshots.sealed import seal, unpack
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.disk import DISK, AppendFile, Disk, make_own_folder
+from strandline.storage.clock import Chance
+from strandline.storage.disk import AppendFile, Disk, make_own_folder
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 
 KIND: Final = "append-log"
@@ -58,20 +59,16 @@ class AppendLogStore(KeyedStore):
     One process at a time: a second opener is ``Fenced``.
     """
 
-    def __init__(
-        self, folder: str, content: Content, *, sync: bool, compact_after: int, disk: Disk, clock: Clock, chance: Chance
-    ) -> None:
+    def __init__(self, folder: str, content: Content, *, sync: bool, compact_after: int, env: Env) -> None:
         """Use :meth:`open`."""
         super().__init__()
         self._folder = folder
         self._path = content.path
         self._sync = sync
         self._compact_after = compact_after
-        self._disk = disk
-        self._clock = clock
-        self._chance = chance
+        self._env = env
         self._state, self._position = content.state, content.position
-        self._place = content.place or FileBlock(_new_term(self._chance))
+        self._place = content.place or FileBlock(_new_term(self._env.chance))
         self._coming: FileBlock | None = None
         """The end of a compacted file whose rename may or may not have happened."""
         self._doubtful = False
@@ -95,9 +92,7 @@ class AppendLogStore(KeyedStore):
         *,
         sync: bool = True,
         compact_after: int = 10 << 20,
-        disk: Disk = DISK,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
     ) -> AppendLogStore:
         """Open the store in this folder, or create one; reads the whole file.
 
@@ -105,35 +100,32 @@ class AppendLogStore(KeyedStore):
         ``CorruptData``, with file and byte, for any other damage; ``Fenced`` while another process has it open.
         """
         folder = as_folder(folder)
-        check_new(folder, FolderKind.APPEND_LOG_STORE, disk=disk)
-        make_own_folder(folder, disk=disk)
+        check_new(folder, FolderKind.APPEND_LOG_STORE, disk=env.disk)
+        make_own_folder(folder, disk=env.disk)
         with contextlib.ExitStack() as held:
-            if not held.enter_context(disk.try_locked(f"{folder}/{_LOCK}")):
+            if not held.enter_context(env.disk.try_locked(f"{folder}/{_LOCK}")):
                 raise Fenced(f"The store in {folder} is open elsewhere; nothing was changed. Close it there first.")
             try:
-                content = read_content(f"{folder}/{FILE}", disk=disk)
+                content = read_content(f"{folder}/{FILE}", disk=env.disk)
             except NotFound:
                 content = Content(f"{folder}/{FILE}")
-            store = cls(folder, content, sync=sync, compact_after=compact_after, disk=disk, clock=clock, chance=chance)
+            store = cls(folder, content, sync=sync, compact_after=compact_after, env=env)
             store._settle(content)
             store._held = held.pop_all()
         return store
 
     @classmethod
-    def import_from(
-        cls, snapshot: Address, dest: Address, *, disk: Disk = DISK, chance: Chance = CHANCE, **options: Any
-    ) -> AppendLogStore:
+    def import_from(cls, snapshot: Address, dest: Address, *, env: Env = SYSTEM, **options: Any) -> AppendLogStore:
         """Create a store in ``dest``, absent or empty, from a fully verified snapshot, and open it with ``options``."""
         unpack(
             as_folder(snapshot),
             as_folder(dest),
             kind=KIND,
             kind_version=KIND_VERSION,
-            verify=lambda data: cursor_of_snapshot(f"{data}/{FILE}", disk=disk),
-            disk=disk,
-            chance=chance,
+            verify=lambda data: cursor_of_snapshot(f"{data}/{FILE}", disk=env.disk),
+            env=env,
         )
-        return cls.open(dest, disk=disk, chance=chance, **options)
+        return cls.open(dest, env=env, **options)
 
     def __repr__(self) -> str:
         return f"AppendLogStore({self._folder!r})"
@@ -146,18 +138,18 @@ class AppendLogStore(KeyedStore):
                 content.path, content.why, content.torn, content.size,
             )  # fmt: skip
             self._set_aside(content)
-        self._disk.remove(f"{self._folder}/{_TEMPORARY}")
+        self._env.disk.remove(f"{self._folder}/{_TEMPORARY}")
         self._repair_file()
 
     def _set_aside(self, content: Content) -> None:
         """Keep a copy of the latest torn tail."""
         aside = f"{self._folder}/{_ASIDE}"
-        self._disk.remove(aside)
-        self._disk.write_new(aside, [self._disk.read(content.path, content.size)])
+        self._env.disk.remove(aside)
+        self._env.disk.write_new(aside, [self._env.disk.read(content.path, content.size)])
 
     def _keep(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
         file = self._file or self._repair_file()
-        parts, end = encode_write(records, after, self._place, self._clock.now() // 1000)
+        parts, end = encode_write(records, after, self._place, self._env.clock.now() // 1000)
         self._file = None  # until the frame is whole: after an interruption the next write repairs the file
         try:
             file.write(parts)
@@ -179,14 +171,14 @@ class AppendLogStore(KeyedStore):
         if self._doubtful:
             self._replace()
             self._adopt()
-        file = self._disk.open_append(self._path)
+        file = self._env.disk.open_append(self._path)
         try:
             self._cut(file)
             self._doubtful = self._place.durable < self._place.frames
             file.sync()
             self._doubtful = False
             # The name too: a file that was just created, or renamed by a compaction, may lose it in a crash.
-            self._disk.sync_folder(self._folder)
+            self._env.disk.sync_folder(self._folder)
         except BaseException:
             file.close()
             raise
@@ -227,7 +219,7 @@ class AppendLogStore(KeyedStore):
         try:
             file.sync()
             marked = self._place._replace(durable=self._place.frames)
-            file.write(encode_write(None, self._position, marked, self._clock.now() // 1000)[0])
+            file.write(encode_write(None, self._position, marked, self._env.clock.now() // 1000)[0])
         except StorageError as error:
             _LOGGER.warning("%s could not be synced when it was closed (%s).", self._path, error)
 
@@ -264,18 +256,18 @@ class AppendLogStore(KeyedStore):
         """
         temporary = f"{self._folder}/{_TEMPORARY}"
         live = self._state.live
-        term = _new_term(self._chance)
-        frames = encode_base(live, list(live.values()), self._position, term, self._clock.now() // 1000)
-        self._coming = _write_file(temporary, frames, term, disk=self._disk)
+        term = _new_term(self._env.chance)
+        frames = encode_base(live, list(live.values()), self._position, term, self._env.clock.now() // 1000)
+        self._coming = _write_file(temporary, frames, term, disk=self._env.disk)
         if self._file is not None:
             # From here on either file may have the name: nothing more may be written to this one.
             self._file.close()
             self._file = None
-        self._disk.rename(temporary, self._path)
+        self._env.disk.rename(temporary, self._path)
 
     def _term_on_disk(self) -> int | None:
         """The term of the current file."""
-        header = read_header(memoryview(self._disk.read(self._path, 0, HEADER_SIZE)))
+        header = read_header(memoryview(self._env.disk.read(self._path, 0, HEADER_SIZE)))
         return None if header is None else header.term
 
     def export_to(self, folder: Address) -> Snapshot:
@@ -288,9 +280,7 @@ class AppendLogStore(KeyedStore):
             folder,
             lambda term, timestamp: encode_base(copy.keys, copy.values, copy.position, term, timestamp),
             cursor,
-            disk=self._disk,
-            clock=self._clock,
-            chance=self._chance,
+            env=self._env,
         )
 
 
@@ -299,18 +289,16 @@ def seal_frames(
     frames: Callable[[int, int], Iterator[Parts]],
     cursor: Cursor,
     *,
-    disk: Disk = DISK,
-    clock: Clock = CLOCK,
-    chance: Chance = CHANCE,
+    env: Env = SYSTEM,
 ) -> Snapshot:
     """Seal a state as a snapshot of this kind: ``frames`` encodes it, given a term and a time in milliseconds."""
-    term = _new_term(chance)
+    term = _new_term(env.chance)
 
     def fill(data: str) -> None:
-        _write_file(f"{data}/{FILE}", frames(term, clock.now() // 1000), term, disk=disk)
+        _write_file(f"{data}/{FILE}", frames(term, env.clock.now() // 1000), term, disk=env.disk)
 
     def verify(data: str) -> Cursor:
-        return cursor_of_snapshot(f"{data}/{FILE}", disk=disk)
+        return cursor_of_snapshot(f"{data}/{FILE}", disk=env.disk)
 
     return seal(
         folder,
@@ -319,9 +307,7 @@ def seal_frames(
         cursor=cursor,
         fill=fill,
         verify=verify,
-        disk=disk,
-        clock=clock,
-        chance=chance,
+        env=env,
     )
 
 

@@ -35,8 +35,8 @@ from strandline.model.records import Op
 from strandline.model.sink import StorePosition
 from strandline.model.snapshot import Snapshot
 from strandline.snapshots.sealed import seal, unpack
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.disk import DISK, Disk, make_own_folder
+from strandline.storage.disk import make_own_folder
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 
 if TYPE_CHECKING:
@@ -58,13 +58,11 @@ class RocksStore(RuledStore):
     any process, is ``Fenced``.
     """
 
-    def __init__(self, folder: str, db: Rdict, *, sync: bool, disk: Disk, clock: Clock, chance: Chance) -> None:
+    def __init__(self, folder: str, db: Rdict, *, sync: bool, env: Env) -> None:
         """Use :meth:`open`."""
         super().__init__()
         self._folder = folder
-        self._disk = disk
-        self._clock = clock
-        self._chance = chance
+        self._env = env
         self._db = db
         self._own: Rdict = db.get_column_family(FAMILY)
         self._handle: Any = db.get_column_family_handle(FAMILY)
@@ -81,9 +79,7 @@ class RocksStore(RuledStore):
         folder: Address,
         *,
         sync: bool = True,
-        disk: Disk = DISK,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
     ) -> RocksStore:
         """Open the store in this folder, or create one.
 
@@ -92,11 +88,11 @@ class RocksStore(RuledStore):
         """
         rocksdict()
         folder = as_folder(folder)
-        check_new(folder, FolderKind.ROCKSDB_STORE, disk=disk)
-        make_own_folder(folder, disk=disk)
+        check_new(folder, FolderKind.ROCKSDB_STORE, disk=env.disk)
+        make_own_folder(folder, disk=env.disk)
         db = open_database(folder, sync=sync)
         try:
-            store = cls(folder, db, sync=sync, disk=disk, clock=clock, chance=chance)
+            store = cls(folder, db, sync=sync, env=env)
         except BaseException:
             db.close()
             raise
@@ -109,9 +105,7 @@ class RocksStore(RuledStore):
         return store
 
     @classmethod
-    def import_from(
-        cls, snapshot: Address, dest: Address, *, disk: Disk = DISK, chance: Chance = CHANCE, **options: Any
-    ) -> RocksStore:
+    def import_from(cls, snapshot: Address, dest: Address, *, env: Env = SYSTEM, **options: Any) -> RocksStore:
         """Create a store in ``dest``, absent or empty, from a fully verified snapshot, and open it with ``options``."""
         rocksdict()
         unpack(
@@ -119,12 +113,11 @@ class RocksStore(RuledStore):
             as_folder(dest),
             kind=KIND,
             kind_version=KIND_VERSION,
-            verify=lambda data: cursor_in(data, disk=disk, chance=chance),
+            verify=lambda data: cursor_in(data, env=env),
             shared=True,  # a checkpoint shares files with its store
-            disk=disk,
-            chance=chance,
+            env=env,
         )
-        return cls.open(dest, disk=disk, chance=chance, **options)
+        return cls.open(dest, env=env, **options)
 
     def __repr__(self) -> str:
         return f"RocksStore({self._folder!r})"
@@ -203,10 +196,8 @@ class RocksStore(RuledStore):
                 kind_version=KIND_VERSION,
                 cursor=cursor,
                 fill=fill,
-                verify=lambda data: cursor_in(data, disk=self._disk, chance=self._chance),
-                disk=self._disk,
-                clock=self._clock,
-                chance=self._chance,
+                verify=lambda data: cursor_in(data, env=self._env),
+                env=self._env,
             )
 
     def _checkpoint(self, data: str) -> None:
@@ -215,9 +206,9 @@ class RocksStore(RuledStore):
             rocksdict().Checkpoint(self._db).create_checkpoint(within)
         except Exception as error:
             raise self._failed(error, f"exported to {data}") from error
-        for row in self._disk.scan(within):
-            self._disk.rename(f"{within}/{row.name}", f"{data}/{row.name}")
-        self._disk.remove_folder(within)
+        for row in self._env.disk.scan(within):
+            self._env.disk.rename(f"{within}/{row.name}", f"{data}/{row.name}")
+        self._env.disk.remove_folder(within)
 
     def close(self) -> None:
         """Sync and close the database; iterations end. Idempotent."""

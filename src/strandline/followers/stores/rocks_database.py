@@ -19,8 +19,8 @@ from strandline.errors import (
 )
 from strandline.model.cursor import Cursor
 from strandline.model.sink import StorePosition
-from strandline.storage.clock import Chance
 from strandline.storage.disk import Disk
+from strandline.storage.env import Env
 
 if TYPE_CHECKING:
     from rocksdict import Options, Rdict, ReadOptions
@@ -133,21 +133,21 @@ def successor(prefix: bytes) -> bytes | None:
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
 
-def cursor_in(folder: str, *, disk: Disk, chance: Chance) -> Cursor:
+def cursor_in(folder: str, *, env: Env) -> Cursor:
     """The cursor in a database, which is not changed.
 
     Opened through hard links in a folder of their own, since ``rocksdict`` writes beside the files even when it only
     reads.
     """
-    scratch = f"{folder}/.opened-{chance.uuid().hex}"
-    rows = [row for row in disk.scan(folder) if row.name != _CONFIG]
-    disk.make_folders(scratch)
+    scratch = f"{folder}/.opened-{env.chance.uuid().hex}"
+    rows = [row for row in env.disk.scan(folder) if row.name != _CONFIG]
+    env.disk.make_folders(scratch)
     try:
         for row in rows:
-            _link_or_copy(f"{folder}/{row.name}", f"{scratch}/{row.name}", disk)
+            _link_or_copy(f"{folder}/{row.name}", f"{scratch}/{row.name}", env.disk)
         position = _position_in(scratch, folder)
     finally:
-        disk.remove_folder(scratch)
+        env.disk.remove_folder(scratch)
     if position.cursor is None or position.resync is not None:
         raise CorruptData(f"The database in {folder} does not hold a whole state and its cursor.")
     return position.cursor

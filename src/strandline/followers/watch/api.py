@@ -24,7 +24,7 @@ from strandline.kv.contract import KeyValueReader, Watcher
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Store
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.retry import Backoff
 from strandline.storage.worker_thread import WorkerThread
@@ -42,7 +42,7 @@ def watch_applied(
     store: Store | None = None,
     on_applied: Callable[[Cursor], object] | None = None,
     stop: threading.Event | None = None,
-    clock: Clock = CLOCK,
+    env: Env = SYSTEM,
     **options: Unpack[WatchOptions],
 ) -> Cursor | None:
     """Apply every change in scope, in order, and return the cursor below which everything has been applied.
@@ -75,7 +75,7 @@ def watch_applied(
         on_applied: Called with each cursor after it has moved. May be a coroutine function.
         evicted: Whether keys that vanished without a delete are dropped or kept, where a backend can distinguish that.
         stop: Set it to end the watch cleanly: batched updates are applied, others are discarded.
-        clock: The clock of the windows.
+        env: The clock of the windows.
 
     An error of the stream is raised after the batch that was received before it has been applied and stored.
 
@@ -88,7 +88,7 @@ def watch_applied(
     """
     wanted = Options(on_applied=on_applied, **options)
     with finishing() as finish:
-        return AppliedWatch(watcher, apply, reader, store, wanted, stop, clock, finish).run(resume)
+        return AppliedWatch(watcher, apply, reader, store, wanted, stop, env, finish).run(resume)
 
 
 @checked
@@ -101,7 +101,7 @@ async def watch_applied_async(
     store: Store | None = None,
     on_applied: Callable[[Cursor], object] | None = None,
     stop: threading.Event | None = None,
-    clock: Clock = CLOCK,
+    env: Env = SYSTEM,
     **options: Unpack[WatchOptions],
 ) -> Cursor | None:
     """The same as :func:`watch_applied`, awaited: the watch runs in a thread, coroutines in the caller's loop.
@@ -115,7 +115,7 @@ async def watch_applied_async(
         return asyncio.run_coroutine_threadsafe(awaiting(awaitable), loop).result()
 
     wanted = Options(on_applied=on_applied, **options)
-    watch = AppliedWatch(watcher, apply, reader, store, wanted, halt, clock, finish)
+    watch = AppliedWatch(watcher, apply, reader, store, wanted, halt, env, finish)
     running = loop.run_in_executor(None, watch.run, resume)
     try:
         return await asyncio.shield(running)
@@ -189,8 +189,7 @@ class Supervisor:
         on_applied: Callable[[Cursor], object] | None = None,
         on_state: Callable[[WatchState], object] | None = None,
         restarts: Backoff = RESTARTS,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
         **options: Unpack[WatchOptions],
     ) -> None:
         """Nothing runs yet: call :meth:`run`, or :meth:`start` for a thread of its own."""
@@ -199,11 +198,10 @@ class Supervisor:
         self._on_applied = on_applied
         self._on_state = on_state
         self._restarts = restarts
-        self._clock = clock
-        self._chance = chance
+        self._env = env
         wanted = Options(on_applied=self._record_cursor, unstored_keys=None if store is None else set(), **options)
         self._halt = threading.Event()
-        self._watch = partial(AppliedWatch, watcher, apply, reader, store, wanted, self._halt, clock)
+        self._watch = partial(AppliedWatch, watcher, apply, reader, store, wanted, self._halt, env)
         self._changed = threading.Condition()
         self._state = WatchState()
         self._failures = 0
@@ -246,10 +244,10 @@ class Supervisor:
         if isinstance(error, _FINAL_ERRORS) or self._failures >= self._restarts.attempts:
             self._set_state(phase="failed", error=error)
             raise error
-        pause = self._restarts.pause(self._failures - 1, self._chance.jitter())
+        pause = self._restarts.pause(self._failures - 1, self._env.chance.jitter())
         _LOGGER.warning("The watch ended with an error and is restarted in %.1f s: %s", pause, error)
         self._set_state(phase="waiting", error=error, restarts=self._state.restarts + 1)
-        self._clock.wait(self._halt, pause)
+        self._env.clock.wait(self._halt, pause)
 
     def halt(self) -> None:
         """Request a stop, and return at once."""

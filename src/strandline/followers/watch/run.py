@@ -23,7 +23,7 @@ from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Scope, Update, Updates
 from strandline.model.sink import Store, StorePosition
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.metrics import RESYNCS, STORE_FAILURES, UPDATES_APPLIED, UPDATES_REJECTED
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class AppliedWatch:
     store: Store | None
     options: Options
     stop: threading.Event | None
-    clock: Clock
+    env: Env
     finish: Callable[[Awaitable[Any]], Any]
     engine: Engine = field(init=False)
     subscription: KeyValueSubscription | None = None
@@ -125,7 +125,7 @@ class AppliedWatch:
                 if self.stop is not None and self.stop.is_set():
                     self.engine.stop()
                 self._take_requests()
-                action = self.engine.step(event, self.clock.monotonic())
+                action = self.engine.step(event, self.env.clock.monotonic())
                 if isinstance(action, events.Finish):
                     return self._finished(action)
                 event = self._do(action)
@@ -383,9 +383,9 @@ class AppliedWatch:
     def _pause(self, seconds: float) -> None:
         pause = min(seconds, _POLL)
         if self.stop is None:
-            self.clock.sleep(pause)
+            self.env.clock.sleep(pause)
         else:
-            self.clock.wait(self.stop, pause)
+            self.env.clock.wait(self.stop, pause)
 
 
 def _for_store(store: Store, updates: Updates) -> Any:

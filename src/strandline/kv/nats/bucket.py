@@ -44,8 +44,8 @@ from strandline.model.keyed import (
     as_key,
 )
 from strandline.model.records import Op
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _BUCKET: Final = re.compile(r"[a-zA-Z0-9_-]+")
@@ -80,16 +80,14 @@ class NatsKeyValue(Closing):
     In a forked child every call is ``UsedAcrossFork``.
     """
 
-    def __init__(
-        self, connection: NatsConnection, bucket: str, *, prefetch: int = 1024, chance: Chance = CHANCE
-    ) -> None:
+    def __init__(self, connection: NatsConnection, bucket: str, *, prefetch: int = 1024, env: Env = SYSTEM) -> None:
         """Use :meth:`connect`."""
         self._connection = connection
         self._prefetch = prefetch
         self._bucket = bucket
         self._stream = f"KV_{bucket}"
         self._subjects = f"$KV.{bucket}."
-        self._chance = chance
+        self._chance = env.chance
         self._origin = Origin(f"The bucket {bucket} at {connection.url}", self)
 
     @classmethod
@@ -106,8 +104,7 @@ class NatsKeyValue(Closing):
         timeout: Duration = 5.0,
         prefetch: Positive = 1024,
         options: Mapping[str, Any] | None = None,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
     ) -> NatsKeyValue:
         """Connect to a bucket; ``NotFound`` if it does not exist, unless ``create``.
 
@@ -121,9 +118,9 @@ class NatsKeyValue(Closing):
         if not _BUCKET.fullmatch(bucket):
             raise InvalidInput(f"{bucket!r} cannot name a NATS bucket: use letters, digits, '_' and '-'.")
         servers = [url] if isinstance(url, str) else list(url)
-        connection = NatsConnection(servers, timeout=timeout, clock=clock, options=options or {})
+        connection = NatsConnection(servers, timeout=timeout, env=env, options=options or {})
         try:
-            made = cls(connection, bucket, prefetch=prefetch, chance=chance)
+            made = cls(connection, bucket, prefetch=prefetch, env=env)
             if create:
                 made._create(history=history, ttl=ttl, max_bytes=max_bytes, replicas=replicas)
             made._state()

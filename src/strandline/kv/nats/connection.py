@@ -25,7 +25,7 @@ from strandline.errors import (
 from strandline.kv.nats.headers import MessageHeaders, parse_headers
 from strandline.kv.nats.pull import is_message
 from strandline.model.addresses import as_address, refuse_credentials
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.metrics import NATS_BROKEN_HEADERS
 
@@ -135,7 +135,7 @@ def refusal(error: Mapping[str, Any], what: str) -> StorageError | InvalidInput:
 class NatsConnection:
     """A thread-safe connection. Every call returns or raises within about ``timeout`` seconds."""
 
-    def __init__(self, servers: Sequence[str], *, timeout: float, clock: Clock, options: Mapping[str, Any]) -> None:
+    def __init__(self, servers: Sequence[str], *, timeout: float, env: Env, options: Mapping[str, Any]) -> None:
         """Connect; ``TransientStorageError`` if no server answers in time."""
         for server in map(as_address, servers):
             refuse_credentials(
@@ -145,7 +145,7 @@ class NatsConnection:
         self._nats = client()
         self.url = servers[0]
         self.timeout = timeout
-        self.clock = clock
+        self.env = env
         self.closed = False
         self._lost_at: float | None = None
         self.generation = 0
@@ -184,7 +184,7 @@ class NatsConnection:
 
     async def _on_disconnect(self) -> None:
         if self._lost_at is None:
-            self._lost_at = self.clock.monotonic()
+            self._lost_at = self.env.clock.monotonic()
         # The client would send its pending data after the reconnect, and has no call to drop it.
         if self._client is not None:
             self._client._pending, self._client._pending_data_size = [], 0  # noqa: SLF001
@@ -198,7 +198,7 @@ class NatsConnection:
     def lost_for(self) -> float:
         """Seconds since the connection was lost; 0 while connected."""
         since = self._lost_at
-        return 0.0 if since is None else self.clock.monotonic() - since
+        return 0.0 if since is None else self.env.clock.monotonic() - since
 
     def run(self, work: Coroutine[Any, Any, T], what: str, *, timeout: float | None = None) -> T:
         """Run a coroutine on the loop and wait for it."""

@@ -45,7 +45,7 @@ class MessageFeed:
         """At most ``window`` messages are in flight or queued. Sends nothing yet."""
         self._connection = connection
         self._window = window
-        self._clock = connection.clock
+        self._clock = connection.env.clock
         self._stream = stream
         self._name = ""
         self._inbox = ""

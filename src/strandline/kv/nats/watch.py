@@ -99,7 +99,7 @@ class NatsSubscription(Closing):
     ) -> None:
         """Use :meth:`NatsKeyValue.watch`. A full watch lists up to the last sequence in scope before it began."""
         self._connection = connection
-        self._clock = connection.clock
+        self._clock = connection.env.clock
         self._stream = stream
         self._skipped = len(subjects)
         self._scope = scope

@@ -49,9 +49,9 @@ from strandline.model.retention import (
 )
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
 from strandline.storage.disk import DISK
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.metrics import fetching
 from strandline.storage.objects.store import ABSENT, ObjectStore
@@ -126,8 +126,7 @@ def open_log(
     limits: SlotLimits | None = None,
     value: Codec | None = None,
     options: Mapping[str, str] | None = None,
-    clock: Clock = CLOCK,
-    chance: Chance = CHANCE,
+    env: Env = SYSTEM,
 ) -> ObjectLog:
     """Open the log at an address, or in a store; ``create`` creates it if there is none.
 
@@ -162,7 +161,7 @@ def open_log(
                 "'strandline create'."
             ) from error
         values = () if value is None else with_version((), value, store.url)
-        identity = _create(store, policy or FOREVER, limits or NO_LIMITS, values, clock, chance)
+        identity = _create(store, policy or FOREVER, limits or NO_LIMITS, values, env)
     else:
         identity = decode_identity(found.data, f"{store.url}/{IDENTITY}")
     if policy not in (None, identity.retention) or limits not in (None, identity.limits):
@@ -171,7 +170,7 @@ def open_log(
             "use set_retention, or open it without these arguments."
         )
     check_recorded(identity.values, value, store.url)
-    return ObjectLog(store, identity, clock=clock, chance=chance)
+    return ObjectLog(store, identity, env=env)
 
 
 def _has_head(store: ObjectStore) -> bool:
@@ -187,13 +186,12 @@ def _create(
     retention: Retention,
     limits: SlotLimits,
     values: tuple[ValueVersion, ...],
-    clock: Clock,
-    chance: Chance,
+    env: Env,
 ) -> LogIdentity:
     # The head first: where there is an identity there is a head, so that a missing head is damage.
-    cell: StoreCell[Head] = StoreCell(store, "head", HeadCodec(), clock=clock, chance=chance)
+    cell: StoreCell[Head] = StoreCell(store, "head", HeadCodec(), env=env)
     try:
-        head = cell.create(OpId(chance.uuid()), Head(chance.uuid()))
+        head = cell.create(OpId(env.chance.uuid()), Head(env.chance.uuid()))
     except AlreadyExists:
         head = cell.read().value
     identity = _with_values(LogIdentity(head.log_id, retention=retention, limits=limits), values)
@@ -219,21 +217,18 @@ class ObjectLog(HeadLog[ObjectSpan], Produces, Closing):
 
     _limits = Limits()
 
-    def __init__(
-        self, store: ObjectStore, identity: LogIdentity, *, clock: Clock = CLOCK, chance: Chance = CHANCE
-    ) -> None:
+    def __init__(self, store: ObjectStore, identity: LogIdentity, *, env: Env = SYSTEM) -> None:
         """Use :func:`open_log`."""
         self.store = store
         self.url = store.url
         self.identity = identity
         """The content of ``log.json``."""
-        self.clock = clock
-        self._chance = chance
+        self.env = env
         self._lister = self._new_lister()
         self.chunks = StoredChunks(store)
         self._waiter = HeadPoller()
         self._origin = Origin(f"The log {store.url}", self)
-        self.slots = SlotKeeper(store, self._lister.cell, self.head, self.chunks, clock, chance, self._origin)
+        self.slots = SlotKeeper(store, self._lister.cell, self.head, self.chunks, env, self._origin)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (ObjectLog, (self.store, self.identity))
@@ -258,10 +253,10 @@ class ObjectLog(HeadLog[ObjectSpan], Produces, Closing):
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the log reaches past the cursor; polls the head with growing pauses."""
-        return self._waiter.wait(self, past, timeout, self.clock)
+        return self._waiter.wait(self, past, timeout, self.env.clock)
 
     def _new_lister(self) -> Lister:
-        return Lister(self.store, self.log_id, clock=self.clock, chance=self._chance)
+        return Lister(self.store, self.log_id, env=self.env)
 
     def append(
         self,
@@ -273,7 +268,7 @@ class ObjectLog(HeadLog[ObjectSpan], Produces, Closing):
         compression: str = "lz4",
     ) -> Handle:
         """Append a batch, whole or not at all; repeating it with the same writer and number is a no-op."""
-        codec, batches = Compression.named(compression), conform(batch, now=self.clock.now())
+        codec, batches = Compression.named(compression), conform(batch, now=self.env.clock.now())
         head = self.head()
         born = head.next_sequence if number == 0 and writer not in head.writers else 0
         shipper = ObjectShipper(self._lister, writer=writer, born=born, compression=codec)
@@ -283,11 +278,11 @@ class ObjectLog(HeadLog[ObjectSpan], Produces, Closing):
 
     def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
         head = self.head()
-        name = WriterId(self._chance.uuid()) if writer is None else writer
+        name = WriterId(self.env.chance.uuid()) if writer is None else writer
         last = head.writers.get(name)
         codec = Compression.named(compression or "lz4")
         shipper = ObjectShipper(self._new_lister(), writer=name, born=head.next_sequence, compression=codec, sole=True)
-        return Shipping(shipper, name, 0 if last is None else last.number + 1, self.clock)
+        return Shipping(shipper, name, 0 if last is None else last.number + 1, self.env)
 
     def hold(self, position: int, seconds: HoldSeconds, *, retained_from: int | None = None) -> Hold:
         """Pin everything from ``position`` on for some time: an expiring slot, for a reader that stores nothing."""
@@ -335,8 +330,8 @@ class ObjectLog(HeadLog[ObjectSpan], Produces, Closing):
             wanted = edit(stored)
             return stored if wanted == stored else wanted
 
-        cell = StoreCell(self.store, IDENTITY, IdentityCodec(), clock=self.clock, chance=self._chance)
-        self.identity = cell.update(OpId(self._chance.uuid()), edited)
+        cell = StoreCell(self.store, IDENTITY, IdentityCodec(), env=self.env)
+        self.identity = cell.update(OpId(self.env.chance.uuid()), edited)
 
     def trim(
         self,

@@ -20,7 +20,7 @@ from strandline.model.head import Head, Pin
 from strandline.model.retention import HOLDS, SlotState
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
-from strandline.storage.clock import Chance, Clock
+from strandline.storage.env import Env
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.objects.store import ObjectStore
 
@@ -64,18 +64,17 @@ class SlotKeeper:
     read_head: Callable[[], Head]
     """Reads the head, and checks that it is this log's."""
     chunks: Chunks
-    clock: Clock
-    chance: Chance
+    env: Env
     _origin: Origin
 
     def cell(self, name: str) -> StoreCell[SlotState]:
         """The cell of one slot."""
         path = f"{_FOLDER}{rules.check_name(name)}.json"
-        return StoreCell(self.store, path, SlotCodec(name), clock=self.clock, chance=self.chance)
+        return StoreCell(self.store, path, SlotCodec(name), env=self.env)
 
     def op(self) -> OpId:
         """A new operation on a cell."""
-        return OpId(self.chance.uuid())
+        return OpId(self.env.chance.uuid())
 
     def members(self, head: Head) -> Members:
         """All slots that a head names, by name. A listed slot without a cell is damage, unless it is pinned."""
@@ -176,7 +175,7 @@ class SlotKeeper:
         return created
 
     def _first_state(self, cell: StoreCell[SlotState], op: OpId, name: str, pin: Pin, expires: int | None) -> SlotState:
-        now = self.clock.now()
+        now = self.env.clock.now()
         fresh = SlotState(name, pin.position, holder=None, epoch=0, last_seen=now, expires=expires, born=pin.mark)
         with contextlib.suppress(AlreadyExists):
             return cell.create(op, fresh)
@@ -205,7 +204,7 @@ class SlotKeeper:
         if name not in head.slots:
             raise self._absent(name)
         before = self._finished(cell, name, head.slots[name])
-        state = cell.update(self.op(), lambda slot: rules.claim(slot, holder, self.clock.now(), hot=hot))
+        state = cell.update(self.op(), lambda slot: rules.claim(slot, holder, self.env.clock.now(), hot=hot))
         if state.holder != holder:
             # The answer was lost, and another holder claimed the slot before it was read again: the epoch is theirs.
             raise Fenced(f"Slot {name!r} was claimed by {state.holder!r} (epoch {state.epoch}) at the same time.")
@@ -242,7 +241,7 @@ class SlotKeeper:
             ).slots.get(name)
             if pin is None:
                 continue
-            edit = partial(rules.reset, before=before, position=position, now=self.clock.now(), born=pin.mark)
+            edit = partial(rules.reset, before=before, position=position, now=self.env.clock.now(), born=pin.mark)
             try:
                 state = cell.update(self.op(), edit)
             except Fenced:
@@ -268,13 +267,13 @@ class SlotKeeper:
 
     def hold(self, position: int, seconds: HoldSeconds, *, retained_from: int | None = None) -> Hold:
         """Pin everything from ``position`` on for some time, for a reader that stores nothing."""
-        name = f"{HOLDS}{self.chance.uuid().hex}"
+        name = f"{HOLDS}{self.env.chance.uuid().hex}"
         self.create(name, position, lifetime=seconds, retained_from=retained_from)
         return Hold(self, name, seconds)
 
     def renew(self, name: str, position: int, seconds: float) -> None:
         """Extend a hold, from ``position`` on."""
-        now, expires = self.clock.now(), self._until(seconds)
+        now, expires = self.env.clock.now(), self._until(seconds)
         self.cell(name).update(self.op(), lambda slot: rules.renew(slot, position=position, expires=expires, now=now))
 
     def release(self, name: str) -> None:
@@ -305,7 +304,7 @@ class SlotKeeper:
             self.store.delete(f"{_FOLDER}{name}.json")
 
     def _until(self, seconds: float) -> int:
-        return self.clock.now() + int(seconds * SECOND)
+        return self.env.clock.now() + int(seconds * SECOND)
 
     def advance(self, cell: StoreCell[SlotState], name: str, holder: str, epoch: int, to: Cursor) -> None:
         """Implements a claimed slot's ``advance``; ``Diverged`` if the cursor is of another history of the log."""
@@ -313,7 +312,7 @@ class SlotKeeper:
         bounds = bounds_of(head)
         resume.check_cursor(to, Cursor(head.log_id, 0), Bounds(0, bounds.next))
         entries_after(to, bounds.first, lambda offset: entries_from(head, offset, self.chunks))
-        now, fingerprint = self.clock.now(), to.fingerprint
+        now, fingerprint = self.env.clock.now(), to.fingerprint
 
         def moved(slot: SlotState) -> SlotState:
             return rules.advance(slot, holder=holder, epoch=epoch, to=to.next, now=now, fingerprint=fingerprint)
@@ -322,7 +321,7 @@ class SlotKeeper:
 
     def touch(self, name: str, epoch: int) -> None:
         """Record that a slot is needed, by its holder or, unclaimed, by its creator."""
-        cell, now = self.cell(name), self.clock.now()
+        cell, now = self.cell(name), self.env.clock.now()
         self._explained(name, lambda: cell.update(self.op(), lambda slot: rules.seen(slot, epoch=epoch, now=now)))
 
 

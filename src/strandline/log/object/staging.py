@@ -26,7 +26,7 @@ from strandline.log.object.upload import RESOLVES, Lister, ObjectDraft
 from strandline.log.writers.source import advancing, is_of_run, is_source, member_of
 from strandline.model.head import Head, SourceProof, WriterId, proven
 from strandline.model.records import MAX_BATCH_RECORDS
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.metrics import count_written
 from strandline.storage.objects.store import ObjectStore, copy_object
 
@@ -67,12 +67,11 @@ class StagedAppend:
     compression: Compression = Compression.LZ4
     run: str = ""
     """Identifies the run that repeats a failed commit, for :meth:`listed_by_this_run`: runs may share a writer."""
-    clock: Clock = CLOCK
-    chance: Chance = CHANCE
+    env: Env = SYSTEM
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> list[BatchListing]:
         """Store records in the stored schema as batch objects that nothing lists yet; durable when it returns."""
-        member = member_of(self.writer, self.chance.uuid().int, self.run)
+        member = member_of(self.writer, self.env.chance.uuid().int, self.run)
         pending: deque[Future[BatchListing]] = deque()
         stored: list[BatchListing] = []
         with ThreadPoolExecutor(_UPLOADS, "strandline-stage") as pool:
@@ -98,7 +97,7 @@ class StagedAppend:
 
     def _put(self, draft: ObjectDraft, member: WriterId, number: int) -> BatchListing:
         sealed = draft.sealed(member, number)
-        location = f"{FOLDER}{self.job}/{self.chance.uuid().hex}.batch"
+        location = f"{FOLDER}{self.job}/{self.env.chance.uuid().hex}.batch"
         self.store.put(location, sealed.parts)
         count_written(sealed.listing.count, sealed.listing.size)
         return replace(sealed.listing, location=location)
@@ -120,7 +119,7 @@ class StagedAppend:
         batches = [*batches[:-1], replace(batches[-1], writer=proven(batches[-1].writer, proof))]
         if len(batches) > MOST_BATCHES:
             raise InvalidInput(f"One commit lists at most {MOST_BATCHES:,} batches, and this has {len(batches):,}.")
-        lister = Lister(self.store, self.log_id, clock=self.clock, chance=self.chance)
+        lister = Lister(self.store, self.log_id, env=self.env)
         since = lister.cell.read().value.next_offset
         tried: list[BatchListing] = []
         for attempt in range(1, RESOLVES + 1):
@@ -165,7 +164,7 @@ class StagedAppend:
                 f"One commit lists at most {MOST_BATCHES:,} batches, and this has {len(batches):,}: write in several "
                 "jobs, or with fewer and larger partitions."
             )
-        lister = Lister(self.store, self.log_id, clock=self.clock, chance=self.chance)
+        lister = Lister(self.store, self.log_id, env=self.env)
         for attempt in range(1, RESOLVES + 1):
             head = lister.cell.read().value
             done = self._receipt(head, batches, since, upto)
@@ -212,7 +211,7 @@ class StagedAppend:
 
     def listed_by_this_run(self, receipt: Receipt) -> bool:
         """Whether the batches of a receipt are of this run; True if the log no longer has them."""
-        head = Lister(self.store, self.log_id, clock=self.clock, chance=self.chance).cell.read().value
+        head = Lister(self.store, self.log_id, env=self.env).cell.read().value
         if receipt.first is None or receipt.first < head.floor:
             return True
         with suppress(MissingChunk):  # trimmed since
@@ -224,7 +223,7 @@ class StagedAppend:
         """The batches, copied to where those of this generation belong."""
 
         def copied(batch: BatchListing) -> BatchListing:
-            location = f"batches/{generation:016d}/{self.chance.uuid().hex}.batch"
+            location = f"batches/{generation:016d}/{self.env.chance.uuid().hex}.batch"
             try:
                 copy_object(self.store, batch.location, location)
             except NotFound as error:

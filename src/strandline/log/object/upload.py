@@ -34,7 +34,7 @@ from strandline.log.produce.shipper import D, Draft, L, Sealed, Shipper
 from strandline.model.head import Head, MetadataRanges, WriterId
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
-from strandline.storage.clock import Chance, Clock
+from strandline.storage.env import Env
 from strandline.storage.metrics import count_written
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import Backoff
@@ -159,19 +159,17 @@ def _cut(batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
 class Lister:
     """Puts batch objects and lists them in the head."""
 
-    def __init__(self, store: ObjectStore, log_id: UUID, *, clock: Clock, chance: Chance) -> None:
+    def __init__(self, store: ObjectStore, log_id: UUID, *, env: Env) -> None:
         """Write to the log in ``store``. Each lister caches its own head."""
         self._store = store
-        self._clock = clock
-        self._chance = chance
+        self._env = env
         self.cell: StoreCell[Head] = StoreCell(
             store,
             "head",
             HeadCodec(log_id),
             required_by="the log",
             backoff=_AMONG_OTHERS,
-            clock=clock,
-            chance=chance,
+            env=env,
         )
         self._alone = _ALONE  # listings in a row without one of another writer
 
@@ -184,7 +182,7 @@ class Lister:
         """Write the object under a fresh name of the generation last seen; durable when it returns."""
         with self._same_log():
             generation = self.known().generation
-        location = f"batches/{generation:016d}/{self._chance.uuid().hex}.batch"
+        location = f"batches/{generation:016d}/{self._env.chance.uuid().hex}.batch"
         self._store.put(location, batch.parts)
         return Sealed(batch.parts, replace(batch.listing, location=location, generation=generation))
 
@@ -197,13 +195,13 @@ class Lister:
 
         def edit(head: Head) -> Head:
             check(head)
-            return list_batches(head, listings, self._clock.now())
+            return list_batches(head, listings, self._env.clock.now())
 
         return self._listed(edit)
 
     def enlist_group(self, group: Group) -> Head:
         """List the batches of a group with one conditional write; returns a head in which they are listed."""
-        return self._many_listed(lambda head: list_group(head, group, self._clock.now()))
+        return self._many_listed(lambda head: list_group(head, group, self._env.clock.now()))
 
     def enlist_all(self, listings: Sequence[BatchListing]) -> int:
         """List many numbered batches with one conditional write; returns how many records this call has listed.
@@ -214,7 +212,7 @@ class Lister:
 
         def edit(head: Head) -> Head:
             nonlocal added
-            listed = list_batches(head, listings, self._clock.now())
+            listed = list_batches(head, listings, self._env.clock.now())
             added = listed.next_offset - head.next_offset  # the last edit is the one that was stored
             return listed
 
@@ -243,7 +241,7 @@ class Lister:
             return listed if listed is head else apply_spills(listed, spills)
 
         try:
-            return self.cell.update(OpId(self._chance.uuid()), edit, role="producer")
+            return self.cell.update(OpId(self._env.chance.uuid()), edit, role="producer")
         finally:
             if self.cell.conflicts > lost:
                 self._alone = 0

@@ -20,7 +20,7 @@ from strandline.log.read.value_format import named_codec
 from strandline.model.arguments import Positive, checked
 from strandline.model.head import MetadataRanges, WriterId
 from strandline.model.records import RECORD_SCHEMA
-from strandline.storage.clock import Chance, Clock
+from strandline.storage.env import Env
 from strandline.storage.retry import Backoff
 from strandline.values.contract import Codec
 
@@ -94,8 +94,7 @@ class AppendShipper(Shipper[RecordsDraft, NumberedBatch]):
 
     append: Appends
     writer: WriterId
-    clock: Clock
-    chance: Chance
+    env: Env
     retry_seconds: float = RETRY_SECONDS
     _asked: set[int] = field(default_factory=set)
     """Numbers that were sent and may be listed."""
@@ -121,15 +120,15 @@ class AppendShipper(Shipper[RecordsDraft, NumberedBatch]):
         If the first fails and may succeed later, or its answer was lost, it is appended again, under the same number,
         for up to ``retry_seconds``.
         """
-        began, attempt = self.clock.monotonic(), 0
+        began, attempt = self.env.clock.monotonic(), 0
         while True:
             try:
                 return self._append(batches)
             except StrandlineError as error:
-                is_late = self.clock.monotonic() - began >= self.retry_seconds
+                is_late = self.env.clock.monotonic() - began >= self.retry_seconds
                 if is_late or not (error.retryable or isinstance(error, OutcomeUnknown)):
                     raise
-            self.clock.sleep(_BACKOFF.pause(attempt, self.chance.jitter()))
+            self.env.clock.sleep(_BACKOFF.pause(attempt, self.env.chance.jitter()))
             attempt += 1
 
     def _append(self, batches: Sequence[Sealed[NumberedBatch]]) -> list[Receipt]:
@@ -178,7 +177,7 @@ class Shipping(NamedTuple):
     shipper: Shipper[Any, Any]
     writer: WriterId
     number: int
-    clock: Clock
+    env: Env
 
 
 def shipping_by(
@@ -186,13 +185,12 @@ def shipping_by(
     writer: WriterId | None,
     last_number: Callable[[WriterId], int | None],
     *,
-    clock: Clock,
-    chance: Chance,
+    env: Env,
 ) -> Shipping:
     """Shipping to a log that orders appends itself, by its ``append``."""
-    name = WriterId(chance.uuid()) if writer is None else writer
+    name = WriterId(env.chance.uuid()) if writer is None else writer
     last = None if writer is None else last_number(name)
-    return Shipping(AppendShipper(append, name, clock, chance), name, 0 if last is None else last + 1, clock)
+    return Shipping(AppendShipper(append, name, env), name, 0 if last is None else last + 1, env)
 
 
 @checked
@@ -248,6 +246,6 @@ class Produces(ABC):
             block,
             own.uploads if uploads is None else uploads,
         )
-        shipper, name, number, clock = self._shipping(writer, compression)
+        shipper, name, number, env = self._shipping(writer, compression)
         values = ValueEncoder(value, partial(named_codec, self))
-        return Producer(shipper, limits, writer=name, number=number, clock=clock, values=values)
+        return Producer(shipper, limits, writer=name, number=number, env=env, values=values)

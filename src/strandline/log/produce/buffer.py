@@ -30,7 +30,7 @@ from strandline.log.produce.rows import (
 )
 from strandline.log.produce.shipper import MAX_METADATA, Draft, Shipper
 from strandline.model.head import MetadataRange, MetadataRanges
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.fork_check import Origin, call_in_child
 
 _LAG: Final = 4
@@ -88,15 +88,13 @@ class Buffer:
     that sees it takes its record back (:meth:`take_back`).
     """
 
-    def __init__(
-        self, shipper: Shipper[Any, Any], outbox: Outbox, limits: Limits, *, writer: UUID, clock: Clock
-    ) -> None:
+    def __init__(self, shipper: Shipper[Any, Any], outbox: Outbox, limits: Limits, *, writer: UUID, env: Env) -> None:
         self.opaque = shipper.opaque
         self.most_metadata = shipper.most_metadata
         self.most_record_bytes = shipper.most_record_bytes
         self._most_bytes = shipper.most_bytes
         self._tick = shipper.tick
-        self.now_ns: Callable[[], int] = clock.now_ns
+        self.now_ns: Callable[[], int] = env.clock.now_ns
         self.full = False
         self.refusing = False
         self.unnoticed = True  # the first record was not noticed yet
@@ -117,7 +115,7 @@ class Buffer:
         self._new_draft: Callable[[], Draft] = shipper.new_draft
         self._outbox = outbox
         self._limits = replace(limits, batch_bytes=min(limits.batch_bytes, shipper.most_bytes))
-        self._clock = clock
+        self._clock = env.clock
         self._open: _OpenBatch | None = None
         self._first_at: float | None = None
         self._drained_at = 0.0

@@ -11,7 +11,8 @@ from strandline.log.contract import Receipt
 from strandline.log.produce.buffer import CLOSED, Buffer, Failure
 from strandline.log.produce.handles import BatchOutcome
 from strandline.log.produce.outbox import Outbox, ReentrantEvent, Sent
-from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.clock import CLOCK
+from strandline.storage.env import Env
 from strandline.storage.metrics import count_written
 from strandline.storage.worker_thread import WorkerThread
 
@@ -42,12 +43,12 @@ class ProducerThreads:
     It has no reference to the producer: its threads must not keep an abandoned producer alive.
     """
 
-    def __init__(self, buffer: Buffer, outbox: Outbox, *, writer: UUID, clock: Clock, ready: ReentrantEvent) -> None:
+    def __init__(self, buffer: Buffer, outbox: Outbox, *, writer: UUID, env: Env, ready: ReentrantEvent) -> None:
         """``ready`` is set when there may be something to list."""
         self._buffer = buffer
         self._outbox = outbox
         self._writer = writer
-        self._clock = clock
+        self._clock = env.clock
         self._ready = ready
         self._dropped = False
         self._last: BatchOutcome | None = None

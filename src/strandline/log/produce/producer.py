@@ -35,8 +35,8 @@ from strandline.log.produce.typed import TYPES, ValueEncoder
 from strandline.model.arguments import checked
 from strandline.model.head import MetadataRange, WriterId
 from strandline.model.records import Op, RecordSource, conform, record_batch
-from strandline.storage.clock import Clock
 from strandline.storage.closing import Closing
+from strandline.storage.env import Env
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 
 _LARGE: Final = 1 << 14
@@ -99,7 +99,7 @@ class Producer(Closing):
         *,
         writer: WriterId,
         number: int,
-        clock: Clock,
+        env: Env,
         values: ValueEncoder | None = None,
     ) -> None:
         """Use :meth:`~strandline.log.contract.Log.producer` of a log."""
@@ -107,9 +107,9 @@ class Producer(Closing):
         ready = ReentrantEvent()
         outbox = Outbox(shipper, number=number, uploads=limits.uploads, ready=ready.set)
         self.writer = writer
-        self._clock = clock
-        self._buffer = Buffer(shipper, outbox, limits, writer=writer, clock=clock)
-        self._committer = ProducerThreads(self._buffer, outbox, writer=writer, clock=clock, ready=ready)
+        self._clock = env.clock
+        self._buffer = Buffer(shipper, outbox, limits, writer=writer, env=env)
+        self._committer = ProducerThreads(self._buffer, outbox, writer=writer, env=env, ready=ready)
         # Threads and handles refer to the parts, not to the producer, so that an abandoned producer is detected.
         self._dropped = weakref.finalize(self, _drop, self._committer, writer)
         self._origin = Origin(f"The producer with the writer id {writer}", self)

@@ -48,7 +48,7 @@ class ObjectLogQueue(SlotQueue):
 
     def __init__(self, log: ObjectLog, slot: str = "default", *, start: Start = "retained") -> None:
         """As :class:`SlotQueue`; dead letters go to ``dead-letter/<slot>/`` of the log itself."""
-        super().__init__(log, slot, start=start, url=log.url, letters=log.store, clock=log.clock)
+        super().__init__(log, slot, start=start, url=log.url, letters=log.store, env=log.env)
         self._seen = 0.0
         self._before = Writes(0, 0)  # of former claims
 
@@ -61,7 +61,7 @@ class ObjectLogQueue(SlotQueue):
 
     def _claim(self, holder: str) -> ObjectSlot:
         slot = self._log.slots.claim(self.slot, holder, hot=True)
-        self._before, self._seen = self.writes(), self._clock.monotonic()
+        self._before, self._seen = self.writes(), self._env.clock.monotonic()
         return slot
 
     def _sequence_at(self, log: LogReading, offset: int) -> int:
@@ -112,9 +112,9 @@ class ObjectLogQueue(SlotQueue):
     def peek(self, since: int, limit: int | None = None) -> PeekedBatches:
         """As for any log. Also counts as a heartbeat of the slot."""
         found, idle = super().peek(since, limit), self._log.identity.limits.idle_seconds
-        if idle and self._clock.monotonic() - self._seen >= idle / 3:
+        if idle and self._env.clock.monotonic() - self._seen >= idle / 3:
             self._own.touch()
-            self._seen = self._clock.monotonic()
+            self._seen = self._env.clock.monotonic()
         return found
 
     def fetcher(self) -> ObjectLogFetcher:

@@ -34,7 +34,7 @@ from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import Cursor, Limit, Span, Start
 from strandline.model.head import Descriptor, MetadataRange
 from strandline.model.retention import NEWCOMER_SECONDS, SlotState
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore
 
 
@@ -98,7 +98,7 @@ class SlotQueue:
         start: Start = "retained",
         url: str,
         letters: ObjectStore | None,
-        clock: Clock,
+        env: Env,
     ) -> None:
         """Use the slot of this name; nothing is read or written yet. ``letters`` is the store of dead letters.
 
@@ -110,7 +110,7 @@ class SlotQueue:
         self.slot = rules.check_name(slot)
         self._start = start
         self._letters = letters
-        self._clock = clock
+        self._env = env
         self._claimed: Slot | None = None
         self._holder = ""
         self._reached: Cursor | None = None
@@ -334,7 +334,7 @@ class SlotQueue:
         if self._letters is None:
             raise Unsupported(no_letters(self.url))
         self._own_state()  # a newer consumer may have passed a missing batch
-        folder, now = f"dead-letter/{self.slot}", self._clock.now()
+        folder, now = f"dead-letter/{self.slot}", self._env.clock.now()
         return keep_letter(self._letters, folder, self.fetcher(), descriptor, reason=reason, now=now)
 
     def trim(self, pause: float = 0.0) -> None:
@@ -343,7 +343,7 @@ class SlotQueue:
 
     def heartbeat(self) -> SlotHeartbeat | None:
         """The heartbeat that keeps the slot alive, also while the consumer is busy; None if nothing limits it now."""
-        return SlotHeartbeat(self._own, self._log, clock=self._clock).if_needed()
+        return SlotHeartbeat(self._own, self._log, env=self._env).if_needed()
 
     def writes(self) -> Writes:
         """Zero: the slot has one writer, so that no write can lose a race."""

@@ -10,7 +10,7 @@ from typing import Final, Protocol, Self, final, runtime_checkable
 from strandline.errors import StorageError, StrandlineError
 from strandline.model.cursor import Cursor
 from strandline.model.retention import SlotLimits
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.worker_thread import WorkerThread
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -72,18 +72,18 @@ class SlotHeartbeat:
     """
 
     def __init__(
-        self, slot: TouchableSlot, log: object, *, clock: Clock, is_alive: Callable[[], bool] = lambda: True
+        self, slot: TouchableSlot, log: object, *, env: Env, is_alive: Callable[[], bool] = lambda: True
     ) -> None:
         """Keep ``slot`` of ``log`` alive while it is entered and ``is_alive`` returns true."""
         self._slot = slot
         self._log = log
-        self._clock = clock
+        self._clock = env.clock
         self._is_alive = is_alive
         self._lock = threading.Lock()
         self._stop = threading.Event()
         limits = self._limits()
         self._every = MOST if limits is None else heartbeat_interval(limits)
-        self._seen = clock.monotonic()
+        self._seen = env.clock.monotonic()
         self._thread = WorkerThread(self._run, name="strandline-heartbeat")
 
     def advance(self, to: Cursor) -> None:

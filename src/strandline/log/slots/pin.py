@@ -11,7 +11,7 @@ from strandline.log.contract import Log
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import Cursor
 from strandline.model.retention import NEWCOMER_SECONDS, SlotState
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -24,11 +24,11 @@ class SlotPin:
     killed meanwhile.
     """
 
-    def __init__(self, log: Log, slot: str, clock: Clock) -> None:
+    def __init__(self, log: Log, slot: str, env: Env) -> None:
         """Nothing is pinned yet."""
         self._log = log
         self._slot = slot
-        self._clock = clock
+        self._env = env
         self._created: SlotState | None = None
         self._epoch: int | None = None
         """The slot's, when it was last held."""
@@ -85,7 +85,7 @@ class SlotPin:
         else:
             self._created = self._log.slots.create(self._slot, position, lifetime=NEWCOMER_SECONDS)
             self._epoch = self._created.epoch
-            self._alive.enter_context(SlotHeartbeat(self, self._log, clock=self._clock))
+            self._alive.enter_context(SlotHeartbeat(self, self._log, env=self._env))
 
     def keep(self, holder: str) -> None:
         """Keep the slot for the consumer: one that was created here, or by an earlier run that was killed."""

@@ -14,7 +14,7 @@ from strandline.log.slots import resume, rules, trimming
 from strandline.model.arguments import checked
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.retention import SlotState
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.fork_check import Origin, bound_to_process
 
 
@@ -40,13 +40,13 @@ class SlotTable:
     """
 
     def __init__(
-        self, log_id: UUID, slots: Iterable[SlotState], bounds: Callable[[], Bounds], *, origin: Origin, clock: Clock
+        self, log_id: UUID, slots: Iterable[SlotState], bounds: Callable[[], Bounds], *, origin: Origin, env: Env
     ) -> None:
         """The slots of a log with these ``bounds``."""
         self.log_id = log_id
         self._slots = {state.name: state for state in slots}
         self._bounds = bounds
-        self._clock = clock
+        self._clock = env.clock
         self._lock = threading.RLock()
         self._origin = origin
 

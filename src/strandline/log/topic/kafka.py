@@ -25,8 +25,8 @@ from strandline.model.addresses import refuse_credentials
 from strandline.model.arguments import Duration, Named, Signed, checked
 from strandline.model.cursor import Bounds
 from strandline.model.records import values_bytes
-from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 
 CREATED_WITH: Final = {"cleanup.policy": "delete", "retention.ms": "-1"}
@@ -113,7 +113,7 @@ class KafkaTopic(Closing):
         create: bool = True,
         replication_factor: Signed = -1,
         timeout: Duration = 30.0,
-        clock: Clock = CLOCK,
+        env: Env = SYSTEM,
     ) -> None:
         """Open a topic, and create it if it is missing.
 
@@ -125,7 +125,7 @@ class KafkaTopic(Closing):
             create: Whether to create a missing topic, without retention by age or compaction; else ``NotFound``.
             replication_factor: Number of replicas of a new topic; -1 for the broker's default.
             timeout: Seconds after which a call gives up with ``TransientStorageError``.
-            clock: The clock.
+            env: The clock, for tests.
         """
         refuse_credentials(f"kafka://{bootstrap}", "give them by config (sasl.username, sasl.password)")
         self._kafka = client()
@@ -135,7 +135,7 @@ class KafkaTopic(Closing):
         self._config = check_config(config or {})
         self._largest = int(self._config.get("message.max.bytes", LARGEST))
         self._timeout = timeout
-        self._clock = clock
+        self._env = env
         self._lock = threading.Lock()
         self._subscriptions: set[KafkaSubscription] = set()
         self._sender: _Sender | None = None
@@ -204,11 +204,11 @@ class KafkaTopic(Closing):
 
     def _appeared(self) -> int:
         """Number of partitions, as soon as the broker knows of the new topic."""
-        deadline = self._clock.monotonic() + self._timeout
+        deadline = self._env.clock.monotonic() + self._timeout
         while not (found := self._counted()):
-            if self._clock.monotonic() > deadline:
+            if self._env.clock.monotonic() > deadline:
                 raise self._silent(f"creating topic {self._name}")
-            self._clock.sleep(_STEP)
+            self._env.clock.sleep(_STEP)
         return found
 
     def _identified(self) -> UUID:
@@ -251,14 +251,14 @@ class KafkaTopic(Closing):
         what = f"Publishing to partition {partition} of topic {self._name}"
         self._produce(sender.producer, partition, values, batch, what)
         sender.listen_after_close(self._timeout)
-        if not self._clock.wait(batch.done, self._timeout + _SLACK):
+        if not self._env.clock.wait(batch.done, self._timeout + _SLACK):
             raise self._silent(f"publishing to partition {partition} of topic {self._name}")
         if batch.error is not None:
             raise refusal(batch.error, what)
         return batch.offsets
 
     def _produce(self, producer: Any, partition: int, values: Sequence[bytes], batch: _Batch, what: str) -> None:
-        deadline = self._clock.monotonic() + self._timeout
+        deadline = self._env.clock.monotonic() + self._timeout
         for index, payload in enumerate(values):
             report = partial(batch.report, index)
             while True:
@@ -266,9 +266,9 @@ class KafkaTopic(Closing):
                     producer.produce(self._name, payload, partition=partition, on_delivery=report)
                     break
                 except BufferError as error:  # no room until some messages in flight were delivered
-                    if self._clock.monotonic() > deadline:
+                    if self._env.clock.monotonic() > deadline:
                         raise self._silent(f"publishing to partition {partition} of topic {self._name}") from error
-                    self._clock.sleep(_STEP)
+                    self._env.clock.sleep(_STEP)
                 except self._kafka.KafkaException as error:
                     raise refusal(kafka_error(error), what) from error
 
@@ -291,9 +291,9 @@ class KafkaTopic(Closing):
         if query_client is None:
             raise LogClosed(f"The topic {self._name} is closed: its bounds are not known.")
         place = self._kafka.TopicPartition(self._name, partition)
-        deadline = self._clock.monotonic() + timeout
+        deadline = self._env.clock.monotonic() + timeout
         while True:
-            left = max(deadline - self._clock.monotonic(), _STEP)
+            left = max(deadline - self._env.clock.monotonic(), _STEP)
             try:
                 found = query_client.get_watermark_offsets(place, timeout=left)
             except self._kafka.KafkaException as error:
@@ -301,9 +301,9 @@ class KafkaTopic(Closing):
                     kafka_error(error), f"Asking for the bounds of partition {partition} of topic {self._name}"
                 )
                 # A partition that is new, or whose broker was lost, has no leader for a moment.
-                if not isinstance(reason, TransientStorageError) or self._clock.monotonic() + _STEP > deadline:
+                if not isinstance(reason, TransientStorageError) or self._env.clock.monotonic() + _STEP > deadline:
                     raise reason from error
-                self._clock.sleep(_STEP)
+                self._env.clock.sleep(_STEP)
             else:
                 if found is None:
                     raise self._silent(f"reporting the bounds of partition {partition} of topic {self._name}")
@@ -320,7 +320,7 @@ class KafkaTopic(Closing):
                 self._made(self._kafka.Consumer, consumer_settings(self._bootstrap, self._config)),
                 bounds=self._bounds,
                 timeout=self._timeout,
-                clock=self._clock,
+                env=self._env,
                 forget=self._forget,
             )
             self._subscriptions.add(subscription)

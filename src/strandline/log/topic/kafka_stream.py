@@ -21,7 +21,7 @@ from strandline.log.topic.contract import MAX_TAKEN, Message, check_partition, c
 from strandline.log.topic.kafka_client import client, refusal
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Bounds
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _POLL_SECONDS: Final = 0.1
@@ -89,7 +89,7 @@ class KafkaSubscription:
         *,
         bounds: Callable[[int, float], Bounds],
         timeout: float,
-        clock: Clock,
+        env: Env,
         forget: Callable[[KafkaSubscription], None],
     ) -> None:
         """Use :meth:`KafkaTopic.subscribe`."""
@@ -99,7 +99,7 @@ class KafkaSubscription:
         self._consumer = consumer
         self._bounds = bounds
         self._timeout = timeout
-        self._clock = clock
+        self._clock = env.clock
         self._forget = forget
         self._taking = threading.Lock()
         # Protects everything below, and keeps the library's assignment and this one equal.

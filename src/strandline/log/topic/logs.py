@@ -28,9 +28,9 @@ from strandline.model.addresses import Address, ParsedAddress, as_address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Bounds
 from strandline.model.records import values_bytes
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
-from strandline.storage.disk import DISK, Disk, make_own_folder, replace_file
+from strandline.storage.disk import DISK, make_own_folder, replace_file
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.objects.store import ABSENT, ObjectStore
 from strandline.storage.objects.urls import open_store
@@ -59,8 +59,7 @@ class LogTopic(Closing):
         pieces: ReadSize | None = None,
         polling: Polling | None = Polling(),  # noqa: B008 - a value that cannot change
         release: Callable[[], None] | None = None,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
     ) -> None:
         """Make the logs a topic, in their order; the same logs opened elsewhere are the same topic.
 
@@ -72,14 +71,12 @@ class LogTopic(Closing):
         """The log of each partition, for retention and verification. Publish through the topic."""
         self.partition_count = len(self.logs)
         self._publishers: tuple[TopicPublisher, ...] = (
-            tuple(BatchingPublisher(log, clock=clock, chance=chance) for log in logs)
-            if publishers is None
-            else tuple(publishers)
+            tuple(BatchingPublisher(log, env=env) for log in logs) if publishers is None else tuple(publishers)
         )
         self._pieces = pieces or ReadSize()
         self._polling = polling
         self._release = release
-        self._clock = clock
+        self._env = env
         self._lock = threading.Lock()
         self._subscriptions: frozenset[LogTopicSubscription] = frozenset()
         self._closed = False
@@ -123,7 +120,7 @@ class LogTopic(Closing):
     def subscribe(self, starts: Sequence[tuple[int, int]] = ()) -> tuple[LogTopicSubscription, LogTopicSubscription]:
         """Follow partitions, each from an offset on."""
         subscription = LogTopicSubscription(
-            self.logs, pieces=self._pieces, polling=self._polling, closed=self._forget, clock=self._clock
+            self.logs, pieces=self._pieces, polling=self._polling, closed=self._forget, env=self._env
         )
         with self._lock:
             if self._closed:
@@ -156,9 +153,7 @@ def open_wal_topic(
     create: bool = True,
     roll_bytes: int = ROLL_BYTES,
     tail_bytes: int = _TAIL_BYTES,
-    disk: Disk = DISK,
-    clock: Clock = CLOCK,
-    chance: Chance = CHANCE,
+    env: Env = SYSTEM,
 ) -> LogTopic:
     """Open the topic in a folder, each partition a write-ahead log in a folder of its own, and create it if needed.
 
@@ -171,12 +166,12 @@ def open_wal_topic(
     path = f"{folder}/{_IDENTITY}"
     found: int | None = None
     with contextlib.suppress(NotFound):
-        found = decode_topic(disk.read(path), path)
+        found = decode_topic(env.disk.read(path), path)
     if found is not None:
         _check_same(folder, found, partition_count)
     elif create:
-        check_new(folder, FolderKind.TOPIC, disk=disk)
-        make_own_folder(folder, disk=disk)
+        check_new(folder, FolderKind.TOPIC, disk=env.disk)
+        make_own_folder(folder, disk=env.disk)
     else:
         raise _no_topic(folder)
     with contextlib.ExitStack() as held:
@@ -187,23 +182,21 @@ def open_wal_topic(
                     create=found is None,
                     roll_bytes=roll_bytes,
                     tail_bytes=tail_bytes,
-                    disk=disk,
-                    clock=clock,
-                    chance=chance,
+                    env=env,
                 )
             )
             for partition in range(partition_count)
         ]
         if found is None:
             # Last: an existing topic is complete, and a missing log is damage.
-            replace_file(disk, path, encode_topic(partition_count), temporary=path + _NEW)
+            replace_file(env.disk, path, encode_topic(partition_count), temporary=path + _NEW)
         return LogTopic(
             logs,
             publishers=[WalPublisher(log) for log in logs],
             pieces=IN_MEMORY,
             polling=None,  # no other process can write the logs
             release=held.pop_all().close,
-            clock=clock,
+            env=env,
         )
 
 
@@ -215,8 +208,7 @@ def open_object_topic(
     create: bool = True,
     options: Mapping[str, str] | None = None,
     polling: Polling | None = None,
-    clock: Clock = CLOCK,
-    chance: Chance = CHANCE,
+    env: Env = SYSTEM,
 ) -> LogTopic:
     """Open the topic at an address, each partition an object log below it, and create it if needed.
 
@@ -237,13 +229,13 @@ def open_object_topic(
     else:
         check_new_in_store(store, FolderKind.TOPIC)
     logs = [
-        open_log(partition_address(url, partition), create=found is None, options=options, clock=clock, chance=chance)
+        open_log(partition_address(url, partition), create=found is None, options=options, env=env)
         for partition in range(partition_count)
     ]
     if found is None:
         # Last, as above; of several concurrent creators one decides, and the others read its number.
         _check_same(url, _create(store, partition_count), partition_count)
-    return LogTopic(logs, polling=polling or Polling(), clock=clock, chance=chance)
+    return LogTopic(logs, polling=polling or Polling(), env=env)
 
 
 def topic_partitions(url: Address, options: Mapping[str, str] | None = None) -> int:

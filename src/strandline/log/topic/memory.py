@@ -21,7 +21,7 @@ from strandline.log.topic.contract import (
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Bounds
 from strandline.model.records import value_bytes, values_bytes
-from strandline.storage.clock import CHANCE, Chance
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 
 
@@ -51,9 +51,9 @@ class MemoryTopic:
     [Message(partition=1, offset=0, payload=b'hello')]
     """
 
-    def __init__(self, partition_count: int, *, chance: Chance = CHANCE) -> None:
+    def __init__(self, partition_count: int, *, env: Env = SYSTEM) -> None:
         """An empty topic of ``partition_count`` partitions, at least one."""
-        self.topic_id: Final = chance.uuid()
+        self.topic_id: Final = env.chance.uuid()
         """Identifies the topic."""
         self.partition_count = check_count(partition_count)
         self._partitions = tuple(_RetainedMessages() for _ in range(partition_count))

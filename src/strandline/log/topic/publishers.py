@@ -14,7 +14,7 @@ from strandline.log.contract import Log, Receipt
 from strandline.log.wal.log import WalLog
 from strandline.log.writers.numbered import InDoubt, NumberedWriter, Refused
 from strandline.model.records import Op, record_batch, values_bytes
-from strandline.storage.clock import Chance, Clock
+from strandline.storage.env import Env
 from strandline.storage.retry import Backoff
 
 _TOGETHER: Final = 8 << 20
@@ -44,7 +44,7 @@ class WalPublisher:
             group, offset = self._add(values[0])
             group.wait()
             return offset
-        return _first_offset(self._log.append_batch(_batch(values, self._log.clock.now())).result())
+        return _first_offset(self._log.append_batch(_batch(values, self._log.env.clock.now())).result())
 
 
 class _Waiting:
@@ -72,9 +72,9 @@ class BatchingPublisher:
     error, it may or may not be in the log, and a new writer id is used from then on.
     """
 
-    def __init__(self, log: Log, *, clock: Clock, chance: Chance, backoff: Backoff = _BACKOFF) -> None:
-        self._clock = clock
-        self._writer = NumberedWriter(log, clock=clock, chance=chance, retries=backoff)
+    def __init__(self, log: Log, *, env: Env, backoff: Backoff = _BACKOFF) -> None:
+        self._clock = env.clock
+        self._writer = NumberedWriter(log, env=env, retries=backoff)
         self._changed = threading.Condition()
         self._queue: deque[_Waiting] = deque()
         self._sending = False

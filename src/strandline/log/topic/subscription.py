@@ -17,7 +17,7 @@ from strandline.log.read.reading import fetch_in_order
 from strandline.log.topic.contract import MAX_TAKEN, Message, check_partition, check_start, offset_expired
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor, Limit
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _TAKEN_BYTES: Final = 8 << 20
@@ -79,14 +79,14 @@ class LogTopicSubscription:
         pieces: ReadSize,
         polling: Polling | None,
         closed: Callable[[LogTopicSubscription], None],
-        clock: Clock,
+        env: Env,
     ) -> None:
         """Use :meth:`LogTopic.subscribe`. ``closed`` is called once everything is released."""
         self._logs = logs
         self._pieces = pieces
         self._polling = polling
         self._on_close = closed
-        self._clock = clock
+        self._clock = env.clock
         self._lock = threading.Lock()
         self._followed: dict[int, _Followed] = {}
         # The partitions to read, in the order of their turns: a partition that delivered messages moves to the end, so
@@ -94,7 +94,7 @@ class LogTopicSubscription:
         self._due: dict[int, None] = {}
         self._woken = threading.Event()
         self._pause = 0.0
-        self._poll_at = clock.monotonic()
+        self._poll_at = env.clock.monotonic()
         self._closed = False
         self._origin = Origin(f"A subscription of the topic of {logs[0]!r}", self)
 

@@ -21,7 +21,8 @@ from strandline.log.wal.read.watermark import MARK_READS, read_mark
 from strandline.log.wal.recover.scan_tail import examine_files, read_log_json, read_slots_file
 from strandline.log.wal.recover.walk import Hole, frames_of, walk
 from strandline.storage.clock import boot_id
-from strandline.storage.disk import DISK, Disk, FolderRow
+from strandline.storage.disk import Disk, FolderRow
+from strandline.storage.env import SYSTEM, Env
 
 T = TypeVar("T")
 
@@ -104,22 +105,22 @@ class FrameRow:
     problem: str | None = None
 
 
-def inspect_wal(folder: str, *, disk: Disk = DISK) -> WalFolder:
+def inspect_wal(folder: str, *, env: Env = SYSTEM) -> WalFolder:
     """Everything except the frames. ``NotALog`` if the folder has no file of a log."""
-    rows = disk.scan(folder)
+    rows = env.disk.scan(folder)
     firsts = firsts_in(rows)
     problems: list[str] = []
     try:
-        identity = _readable(problems, lambda: read_log_json(folder, disk=disk))
+        identity = _readable(problems, lambda: read_log_json(folder, disk=env.disk))
         log_id, versions = (None, ()) if identity is None else identity
     except NotALog as error:
         if not firsts:
             raise
         log_id, versions = None, ()
         problems.append(str(error))
-    kept = None if log_id is None else _readable(problems, lambda: read_slots_file(folder, log_id, disk=disk))
-    mark = None if log_id is None else read_mark(folder, log_id, disk=disk, tries=MARK_READS)
-    holder = read_holder(folder, disk=disk) or None
+    kept = None if log_id is None else _readable(problems, lambda: read_slots_file(folder, log_id, disk=env.disk))
+    mark = None if log_id is None else read_mark(folder, log_id, disk=env.disk, tries=MARK_READS)
+    holder = read_holder(folder, disk=env.disk) or None
     state = _state(mark, holder)
     start = mark.start if mark is not None else None if kept is None else kept.start
     end, term, published = None, None, mark is not None and state not in {"crashed", "unknown"}
@@ -127,7 +128,7 @@ def inspect_wal(folder: str, *, disk: Disk = DISK) -> WalFolder:
         end, term = mark.next, mark.term
     elif log_id is not None:
         assumed = kept or SlotsFile(log_id, firsts[0] if firsts else 0)
-        found = _readable(problems, lambda: examine_files(folder, assumed, disk=disk))
+        found = _readable(problems, lambda: examine_files(folder, assumed, disk=env.disk))
         if found is not None:
             end, term = max(assumed.start, found.place.next), found.place.term
     return WalFolder(
@@ -141,7 +142,7 @@ def inspect_wal(folder: str, *, disk: Disk = DISK) -> WalFolder:
         holder=holder,
         mark=None if mark is None else {**asdict(mark), "log_id": str(mark.log_id), "boot": str(mark.boot)},
         values=f"{versions[-1].format}, version {versions[-1].number}" if versions else None,
-        files=list(_files(folder, log_id, rows, firsts, end, disk=disk)),
+        files=list(_files(folder, log_id, rows, firsts, end, disk=env.disk)),
         slots=[] if kept is None else _slots(kept),
         torn=[TornPiece(row.name, row.size) for row in rows if row.name.endswith(TORN)],
         problems=problems,
@@ -200,13 +201,13 @@ def _slots(kept: SlotsFile) -> list[WalSlotRow]:
     ]
 
 
-def frames(found: WalFolder, *, disk: Disk = DISK) -> Iterator[FrameRow]:
+def frames(found: WalFolder, *, env: Env = SYSTEM) -> Iterator[FrameRow]:
     """Every frame of every file, in order, fully checked."""
     is_own = frames_of(_NO_LOG if found.log_id is None else UUID(found.log_id))
     for file in found.files:
         path = f"{found.folder}/{file.file}"
         try:
-            for piece in walk(path, disk.size(path), is_own=is_own, disk=disk):
+            for piece in walk(path, env.disk.size(path), is_own=is_own, disk=env.disk):
                 yield _hole(file.file, piece) if isinstance(piece, Hole) else _frame(file.file, piece)
         except NotFound:
             continue  # trimmed meanwhile

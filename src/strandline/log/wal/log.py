@@ -35,9 +35,10 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch, WriterId, WriterState
 from strandline.model.records import RecordSource
 from strandline.model.retention import NO_LIMITS, Retention, SlotLimits, SlotState, as_retention
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock, SteadyTime, boot_id
+from strandline.storage.clock import SteadyTime, boot_id
 from strandline.storage.closing import Closing
-from strandline.storage.disk import DISK, Disk, make_own_folder, sync_name
+from strandline.storage.disk import make_own_folder, sync_name
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 from strandline.values.contract import Codec
 from strandline.values.recorded import check_recorded, with_version
@@ -63,11 +64,9 @@ class WalLog(Produces, WalReading, Closing):
 
     def __init__(self, folder: str, found: Examined, settings: WalSettings) -> None:
         """Use :meth:`open`."""
-        disk, clock = settings.disk, settings.clock
-        super().__init__(folder, found.log_id, Catalog(folder, found.log_id, found.firsts, disk=disk), disk=disk)
-        self.clock = clock
-        self._chance = settings.chance
-        self._steady = SteadyTime(clock, folder)
+        env = settings.env
+        super().__init__(folder, found.log_id, Catalog(folder, found.log_id, found.firsts, disk=env.disk), env=env)
+        self._steady = SteadyTime(env.clock, folder)
         self._held = contextlib.ExitStack()
         advice = "write it in the parent only, and read it here with a WalReader of its own"
         self._origin = Origin(f"The log in {folder}", advice=advice)
@@ -76,7 +75,7 @@ class WalLog(Produces, WalReading, Closing):
         """The error of closing."""
         self._tail = Tail(settings.tail_bytes)
         place = found.place
-        index = IndexWriter(folder, place.first, found.index, found.indexed, disk=disk)
+        index = IndexWriter(folder, place.first, found.index, found.indexed, disk=env.disk)
         for frame, writers in found.unindexed:
             for writer, state in writers.items():
                 index.saw(writer, state)
@@ -85,7 +84,7 @@ class WalLog(Produces, WalReading, Closing):
         if found.kept.start > place.next:  # the start was moved, but not applied before a crash
             self._journal.begin_file(found.kept.start)
         mark = Mark(found.log_id, found.kept.start, place.next, place.first, place.term, settings.boot)
-        self._published = Published.open(folder, mark, disk=disk)
+        self._published = Published.open(folder, mark, disk=env.disk)
         self.slots = WalSlots(
             folder,
             found.kept,
@@ -93,11 +92,9 @@ class WalLog(Produces, WalReading, Closing):
             self.cursor_at,
             self._journal.check_in_place,
             origin=self._origin,
-            disk=disk,
-            clock=clock,
-            chance=settings.chance,
+            env=env,
         )
-        self._steps = CommitSteps(self._journal, self._tail, self._published, durable=settings.durable, clock=clock)
+        self._steps = CommitSteps(self._journal, self._tail, self._published, durable=settings.durable, env=env)
         self._committer = GroupCommitter(
             folder,
             steps=self._steps,
@@ -106,7 +103,7 @@ class WalLog(Produces, WalReading, Closing):
             settings=settings,
         )
         self._start = LogStart(
-            folder, self.slots, self._journal, self._published, self._catalog, self._committer, disk=disk
+            folder, self.slots, self._journal, self._published, self._catalog, self._committer, env=env
         )
 
     @classmethod
@@ -121,9 +118,7 @@ class WalLog(Produces, WalReading, Closing):
         background: bool = True,
         durable: Callable[[int], object] | None = None,
         value: Codec | None = None,
-        disk: Disk = DISK,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
         boot: UUID | None = None,
     ) -> WalLog:
         """Open the log in this folder for writing, and create it if there is none and ``create`` is set.
@@ -142,26 +137,24 @@ class WalLog(Produces, WalReading, Closing):
         existing log has to have recorded it, in this version or an older one.
         """
         folder = as_folder(folder)
-        (check_new if create else check_missing)(folder, FolderKind.WAL, disk=disk)
+        (check_new if create else check_missing)(folder, FolderKind.WAL, disk=env.disk)
         if create:
-            make_own_folder(folder, disk=disk)
+            make_own_folder(folder, disk=env.disk)
         with contextlib.ExitStack() as held:
-            hold_lock(held, folder, disk=disk)
-            refuse_changed_spool(folder, disk=disk)
+            hold_lock(held, folder, disk=env.disk)
+            refuse_changed_spool(folder, disk=env.disk)
             if create:
                 made = lambda: () if value is None else with_version((), value, folder)  # noqa: E731
-                create_if_absent(folder, made, disk=disk, chance=chance)
+                create_if_absent(folder, made, env=env)
             if value is not None:  # before anything is repaired
-                check_recorded(read_log_json(folder, disk=disk)[1], value, folder)
-            finish_rewind(folder, disk=disk)
-            found = examine(folder, disk=disk)
+                check_recorded(read_log_json(folder, disk=env.disk)[1], value, folder)
+            finish_rewind(folder, disk=env.disk)
+            found = examine(folder, disk=env.disk)
             if not create:
-                sync_name(folder, disk=disk)  # its creator may have died before that sync
-            repair(folder, found, disk=disk)
+                sync_name(folder, disk=env.disk)  # its creator may have died before that sync
+            repair(folder, found, disk=env.disk)
             here = boot_id() if boot is None else boot
-            settings = WalSettings(
-                roll_bytes, tail_bytes, pending_bytes, background, durable, here, disk, clock, chance
-            )
+            settings = WalSettings(roll_bytes, tail_bytes, pending_bytes, background, durable, here, env)
             log = cls(folder, found, settings)
             log._held = held.pop_all()
         call_in_child(log, WalLog._after_fork)
@@ -192,12 +185,12 @@ class WalLog(Produces, WalReading, Closing):
         """
         check_numbers(expect=expect, term=term, timestamp=timestamp)
         append = numbered(writer, number)
-        content = encoded(batch, now=self.clock.now())
+        content = encoded(batch, now=self.env.clock.now())
         self._start.begin_at(expect or 0)
         return self._committer.add_batch(content, writer=append, expect=expect, term=term, timestamp=timestamp)
 
     def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
-        return shipping_by(self.append, writer, self.last_number, clock=self.clock, chance=self._chance)
+        return shipping_by(self.append, writer, self.last_number, env=self.env)
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of the writer's last append; None if the log does not know the writer."""
@@ -241,7 +234,7 @@ class WalLog(Produces, WalReading, Closing):
         check_numbers(expect=expect, term=term, timestamp=timestamp)
         value = value_of(value)
         self._start.begin_at(expect or 0)
-        now = self.clock.now() if timestamp is None else timestamp
+        now = self.env.clock.now() if timestamp is None else timestamp
         return WalHandle(*self._committer.add_value(value, now, term=term, expect=expect), 1)
 
     @property
@@ -274,7 +267,7 @@ class WalLog(Produces, WalReading, Closing):
                     since = held.next
             else:
                 for frame in self._catalog.frames(since, end if begins is None else min(begins, end)):
-                    yield WalSpan.of(frame, None, self.disk)
+                    yield WalSpan.of(frame, None, self.env.disk)
                     since = frame.next
 
     def newest(self, since: int, size: int) -> list[LogBatch]:
@@ -314,7 +307,7 @@ class WalLog(Produces, WalReading, Closing):
 
     def verify(self, on_progress: OnProgress | None = None) -> WalVerification:
         """Read every byte of the log and report all damage, concurrently with other calls; changes nothing."""
-        return verify(self.folder, disk=self.disk, clock=self.clock, on_progress=on_progress)
+        return verify(self.folder, env=self.env, on_progress=on_progress)
 
     def trim(self, upto: int | str | Retention, *, beyond_slots: bool = False, limits: SlotLimits = NO_LIMITS) -> int:
         """Durably delete everything below an offset, or what a policy does not retain; returns the new first offset.
@@ -344,10 +337,10 @@ class WalLog(Produces, WalReading, Closing):
         with self._start.lock:
             self.slots.check_open()
             self._journal.check_in_place()  # must not change another log at this path
-            log_id, versions = read_log_json(self.folder, disk=self.disk)
+            log_id, versions = read_log_json(self.folder, disk=self.env.disk)
             changed = with_version(versions, value, self.folder)
             if changed != versions:
-                write_identity(self.folder, log_id, changed, disk=self.disk)
+                write_identity(self.folder, log_id, changed, disk=self.env.disk)
         return value
 
     def close(self) -> None:

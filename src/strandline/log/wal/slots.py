@@ -17,8 +17,8 @@ from strandline.model.addresses import CONSUMER_SUFFIX, COPIED_SUFFIX
 from strandline.model.cursor import SECOND, Bounds, Cursor
 from strandline.model.retention import NO_LIMITS, TIER_SLOT, InvalidReason, SlotLimits, SlotState
 from strandline.model.segments import COLD_FILE
-from strandline.storage.clock import Chance, Clock
 from strandline.storage.disk import Disk, exists, replace_file
+from strandline.storage.env import Env
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.metrics import INVALIDATIONS
 
@@ -51,23 +51,20 @@ class WalSlots(SlotTable):
         check_in_place: Callable[[], None],
         *,
         origin: Origin,
-        disk: Disk,
-        clock: Clock,
-        chance: Chance,
+        env: Env,
     ) -> None:
         """The stored slots of a log, whose ``bounds`` and cursors they are compared with.
 
         ``check_in_place`` raises before a write if the log was moved or replaced.
         """
-        super().__init__(kept.log_id, kept.slots, bounds, origin=origin, clock=clock)
+        super().__init__(kept.log_id, kept.slots, bounds, origin=origin, env=env)
         self._folder = folder
         self._start = kept.start
         self._cursor_at = cursor_at
         self._check_in_place = check_in_place
-        self._disk = disk
-        self._chance = chance
+        self._env = env
         self._dirty = False
-        self._opened = clock.monotonic()
+        self._opened = env.clock.monotonic()
         self._heartbeats: dict[str, float] = {}
         """Time of each slot's last heartbeat, on the monotonic clock; not before the log was opened."""
         self._formers: dict[str, tuple[int, int]] = {}
@@ -80,7 +77,7 @@ class WalSlots(SlotTable):
         return max(dropped) + 1 if len(dropped) >= MOST_DROPPED else 0
 
     def _new_mark(self) -> int:
-        return self._chance.uuid().int >> 66 | 1
+        return self._env.chance.uuid().int >> 66 | 1
 
     def _retained(self) -> Bounds:
         """The offsets at which a slot may be: readers may not see the latest trim yet."""
@@ -105,7 +102,7 @@ class WalSlots(SlotTable):
     def _copied(self) -> trimming.ColdTierProof:
         return trimming.ColdTierProof(
             self._retained(),
-            lambda: exists(f"{self._folder}/{COLD_FILE}", disk=self._disk),
+            lambda: exists(f"{self._folder}/{COLD_FILE}", disk=self._env.disk),
             lambda at: self._cursor_at(at).fingerprint,
         )
 
@@ -359,7 +356,7 @@ class WalSlots(SlotTable):
         self._check_in_place()
         self._dirty = True  # until the write succeeded: after an error either state may be stored
         slots = _without_oldest_dropped(slots)
-        write_slots_file(self._folder, SlotsFile(self.log_id, start, tuple(slots.values())), disk=self._disk)
+        write_slots_file(self._folder, SlotsFile(self.log_id, start, tuple(slots.values())), disk=self._env.disk)
         self._start, self._slots, self._dirty = start, dict(slots), False
 
 

@@ -25,7 +25,7 @@ from strandline.log.contract import Log, Receipt
 from strandline.log.writers.source import advance_of, check_source_number, is_source
 from strandline.model.arguments import shown, whole
 from strandline.model.head import WriterId, WriterState
-from strandline.storage.clock import Chance, Clock
+from strandline.storage.env import Env
 from strandline.storage.retry import Backoff
 
 MAX_WRITERS: Final = 512
@@ -141,8 +141,7 @@ class NumberedWriter:
     """Appends to a log under a writer id of its own, each batch once. Used by one thread at a time."""
 
     log: Log
-    clock: Clock
-    chance: Chance
+    env: Env
     retries: Backoff = field(default_factory=Backoff)
     _next: tuple[WriterId, int] | None = None
     """The id and number of the next append. The first append takes an id."""
@@ -173,7 +172,7 @@ class NumberedWriter:
             if expired:
                 writer, number = self._fresh_id()  # all its appends were answered: the old id is not needed
             else:
-                self.clock.sleep(self.retries.pause(attempt - 1, self.chance.jitter()))
+                self.env.clock.sleep(self.retries.pause(attempt - 1, self.env.chance.jitter()))
         if in_doubt:
             return InDoubt(failure)
         if isinstance(failure, _NUMBER_IS_FREE):
@@ -191,7 +190,7 @@ class NumberedWriter:
         return lent or self._fresh_id()
 
     def _fresh_id(self) -> tuple[WriterId, int]:
-        return WriterId(self.chance.uuid()), 0
+        return WriterId(self.env.chance.uuid()), 0
 
 
 def _may_be_repeated(error: StrandlineError) -> bool:

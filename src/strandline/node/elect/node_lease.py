@@ -25,7 +25,7 @@ class NodeLease:
     def __init__(self, lease: Lease, node_folder: NodeFolder) -> None:
         self.lease = lease
         self._node_folder = node_folder
-        self._clock = node_folder.clock
+        self._clock = node_folder.env.clock
         self.renewal = 0.0
         """When the next renewal is due, on the clock that counts suspension."""
         self._next_check = 0.0
@@ -53,7 +53,7 @@ class NodeLease:
         now = self._clock.boot()
         if now < self._next_check:
             return None
-        pause = self.lease.seconds / _CHECKS * (0.5 + self._node_folder.chance.jitter())
+        pause = self.lease.seconds / _CHECKS * (0.5 + self._node_folder.env.chance.jitter())
         self._next_check = now + pause
         return pause
 

@@ -17,7 +17,8 @@ from strandline.errors import Fenced, InvalidInput
 from strandline.formats.node.ticket import ReadTicket, SpanTicket
 from strandline.model.arguments import Secret, checked
 from strandline.node.messages import Caller
-from strandline.storage.disk import DISK, Disk
+from strandline.storage.disk import Disk
+from strandline.storage.env import SYSTEM, Env
 
 HEADER: Final = "authorization"
 _SCHEME: Final = "bearer"
@@ -93,10 +94,10 @@ class Tokens:
         return cls(tuple(grants))
 
     @classmethod
-    def load(cls, path: str, *, disk: Disk = DISK) -> Tokens:
+    def load(cls, path: str, *, env: Env = SYSTEM) -> Tokens:
         """The tokens in a file."""
         try:
-            text = disk.read(path).decode()
+            text = env.disk.read(path).decode()
         except UnicodeDecodeError:
             raise InvalidInput(f"{path} is no text in UTF-8: write a line 'name roles token' for each token.") from None
         return cls.parse(text, path)
@@ -200,16 +201,16 @@ class ServerSecurity:
         client_roots: str | None = None,
         tokens: str | None = None,
         identities: Mapping[str, frozenset[Role]] = MappingProxyType({}),
-        disk: Disk = DISK,
+        env: Env = SYSTEM,
     ) -> ServerSecurity:
         """Read each of them from a file; a node reads the files again every few seconds."""
         again = partial(
             cls.load, certificate=certificate, key=key, client_roots=client_roots, tokens=tokens, identities=identities,
-            disk=disk,
+            env=env,
         )  # fmt: skip
-        known = None if tokens is None else Tokens.load(tokens, disk=disk)
-        pair = _read_pair(certificate, key, disk)
-        return cls(*pair, _read(client_roots, disk), known, identities, again)
+        known = None if tokens is None else Tokens.load(tokens, env=env)
+        pair = _read_pair(certificate, key, env.disk)
+        return cls(*pair, _read(client_roots, env.disk), known, identities, again)
 
     @property
     def is_encrypted(self) -> bool:
@@ -262,15 +263,15 @@ class ClientSecurity:
         key: str | None = None,
         token: str | None = None,
         hostname: str | None = None,
-        disk: Disk = DISK,
+        env: Env = SYSTEM,
     ) -> ClientSecurity:
         """Read each of them from a file; a node reads the files again when it connects to another one."""
         again = partial(
-            cls.load, roots=roots, certificate=certificate, key=key, token=token, hostname=hostname, disk=disk
+            cls.load, roots=roots, certificate=certificate, key=key, token=token, hostname=hostname, env=env
         )
-        word = _read(token, disk)
+        word = _read(token, env.disk)
         text = None if word is None else word.decode(errors="replace").strip()
-        return cls(_read(roots, disk), *_read_pair(certificate, key, disk), text, hostname, reread=again)
+        return cls(_read(roots, env.disk), *_read_pair(certificate, key, env.disk), text, hostname, reread=again)
 
 
 def _read_pair(certificate: str | None, key: str | None, disk: Disk) -> tuple[bytes | None, bytes | None]:

@@ -41,7 +41,7 @@ def begin_leading(
         membership=membership,
     )  # fmt: skip
     # Files of an unfinished bootstrap: this node has the log now, and would keep them for as long as it leads.
-    node_folder.disk.remove_folder(node_folder.path(INCOMING))
+    node_folder.env.disk.remove_folder(node_folder.path(INCOMING))
     # The last rotation may be unknown here, or a token was removed: what a removed node knows must not sign any more.
     node_folder.tickets.rotate()
     log = copy.lead(is_new=not continues)

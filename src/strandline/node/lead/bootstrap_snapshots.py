@@ -68,17 +68,17 @@ class BootstrapSnapshots:
                 finally:
                     self._sealing = None
             self._snapshots[replica] = kept
-        manifest = self._node_folder.disk.read(f"{kept.folder}/{MANIFEST}")
+        manifest = self._node_folder.env.disk.read(f"{kept.folder}/{MANIFEST}")
         return SnapshotOffer(_name(kept), manifest)
 
     def _found(self, replica: str) -> Snapshot | None:
         """The snapshot that this primary took before it was restarted."""
         folder = self._node_folder.path(SNAPSHOTS, replica)
-        number = next_number(folder, disk=self._node_folder.disk) - 1
+        number = next_number(folder, env=self._node_folder.env) - 1
         if not number:
             return None
         try:
-            return check_snapshot(snapshot_folder(folder, number), disk=self._node_folder.disk)
+            return check_snapshot(snapshot_folder(folder, number), env=self._node_folder.env)
         except (NotFound, CorruptData):
             return None
 
@@ -105,12 +105,12 @@ class BootstrapSnapshots:
             self._log.slots.drop(replica + BOOTSTRAP_SUFFIX)
         self._log.slots.create(replica + BOOTSTRAP_SUFFIX, self._log.bounds().next, lifetime=PIN_SECONDS, hot=True)
         folder = self._node_folder.path(SNAPSHOTS, replica)
-        self._node_folder.disk.make_folders(folder)
-        sealed = snapshot_folder(folder, next_number(folder, disk=self._node_folder.disk))
+        self._node_folder.env.disk.make_folders(folder)
+        sealed = snapshot_folder(folder, next_number(folder, env=self._node_folder.env))
         taken = export_log(self._log, sealed, node_folder=self._node_folder)
-        for row in self._node_folder.disk.scan(folder):
+        for row in self._node_folder.env.disk.scan(folder):
             if row.is_folder and f"{folder}/{row.name}" != taken.folder:
-                self._node_folder.disk.remove_folder(f"{folder}/{row.name}")
+                self._node_folder.env.disk.remove_folder(f"{folder}/{row.name}")
         return taken
 
     def chunks(self, replica: str, name: str, path: str, offset: int) -> Generator[SnapshotChunk, None, None]:
@@ -120,7 +120,7 @@ class BootstrapSnapshots:
             raise NotFound(f"The snapshot {name!r} of replica {replica!r} has expired: begin another one.")
         if all(file.path != path for file in kept.files) or offset < 0:
             raise NotFound(f"The snapshot {name!r} has no file {path!r}: its manifest lists what it has.")
-        while data := self._node_folder.disk.read(f"{kept.folder}/{DATA}/{path}", offset, CHUNK_BYTES):
+        while data := self._node_folder.env.disk.read(f"{kept.folder}/{DATA}/{path}", offset, CHUNK_BYTES):
             yield SnapshotChunk(offset, data, crc32c(data))
             offset += len(data)
 
@@ -137,7 +137,7 @@ class BootstrapSnapshots:
 
     def _end(self, replica: str) -> None:
         self._snapshots.pop(replica, None)
-        self._node_folder.disk.remove_folder(self._node_folder.path(SNAPSHOTS, replica))
+        self._node_folder.env.disk.remove_folder(self._node_folder.path(SNAPSHOTS, replica))
         if self._pin(replica) is not None:
             self._log.slots.drop(replica + BOOTSTRAP_SUFFIX)
 
@@ -149,7 +149,7 @@ class BootstrapSnapshots:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            for row in self._node_folder.disk.scan(self._node_folder.path(SNAPSHOTS)):
+            for row in self._node_folder.env.disk.scan(self._node_folder.path(SNAPSHOTS)):
                 pin = self._pin(row.name)
                 if row.is_folder and (pin is None or not pin.pins):
                     _LOGGER.warning("The snapshot for replica %s expired, and is removed.", row.name)

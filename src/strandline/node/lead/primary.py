@@ -73,11 +73,11 @@ class PrimaryRole:
         self._node_folder = node_folder
         self.membership = PrimaryMembership(node_folder, options, leadership.term, lambda: log.bounds().next)
         """The members of the log, and its commit policy."""
-        self._clock = node_folder.clock
+        self._clock = node_folder.env.clock
         self._bootstrap_snapshots = BootstrapSnapshots(node_folder, log)
         self._metrics = PrimaryMetrics(log)
         peers = [peer for peer in node_folder.state.peers if peer.name != node_folder.state.name]
-        self.replicas = Replicas(log, peers, self._remember, clock=self._clock)
+        self.replicas = Replicas(log, peers, self._remember, env=node_folder.env)
         self._watermark = CommitWatermark(
             log,
             self.name,

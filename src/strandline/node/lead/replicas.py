@@ -19,7 +19,7 @@ from strandline.model.node import Peer
 from strandline.model.retention import SlotState
 from strandline.node.lead.policies import DurableOffsets, ReplicaPosition
 from strandline.node.messages import Member
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -203,12 +203,12 @@ class Replicas:
     """
 
     def __init__(
-        self, log: WalLog, peers: Iterable[Peer], changed: Callable[[ReplicaRegistry], object], *, clock: Clock
+        self, log: WalLog, peers: Iterable[Peer], changed: Callable[[ReplicaRegistry], object], *, env: Env
     ) -> None:
         """Begin with the stored peers and a slot for each; ``changed`` is called when a registry must be stored."""
         self._log = log
         self._changed = changed
-        self._clock = clock
+        self._clock = env.clock
         self._lock = threading.Lock()
         """Protects the registry and the slots."""
         self.now = ReplicaRegistry()

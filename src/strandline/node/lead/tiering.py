@@ -24,8 +24,8 @@ from strandline.node.lead.primary import PrimaryRole
 from strandline.node.node_folder import NodeFolder
 from strandline.node.options import TierSettings
 from strandline.node.replicate.log_copy import LogCopy
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.objects.urls import open_store
 from strandline.storage.worker_thread import WorkerThread
@@ -59,18 +59,16 @@ class NodeColdTier(Closing):
         *,
         open_topic: Callable[[ColdTier, bool], Topic],
         background: bool = True,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
     ) -> None:
         """In this store; ``open_topic(cold, create)`` opens the topic of segment events."""
         self.log_id = log_id
         self.settings = settings
-        self.cell = ColdCell(store, log_id, path=f"{log_id}/{COLD_FILE}", clock=clock, chance=chance)
+        self.cell = ColdCell(store, log_id, path=f"{log_id}/{COLD_FILE}", env=env)
         self._store = store
         self._open_topic = open_topic
         self._background = background
-        self._clock = clock
-        self._chance = chance
+        self._env = env
         self._lock = threading.Lock()
         self._opened = ExitStack()
         self._closed = False
@@ -78,15 +76,15 @@ class NodeColdTier(Closing):
         self._log: TieredLog | None = None
 
     @classmethod
-    def at(cls, url: str, log_id: UUID, settings: TierSettings, *, clock: Clock = CLOCK) -> NodeColdTier:
+    def at(cls, url: str, log_id: UUID, settings: TierSettings, *, env: Env = SYSTEM) -> NodeColdTier:
         """The cold tier at the address of a store."""
-        access = ColdAccess(settings.options, settings.events_options, clock)
+        access = ColdAccess(settings.options, settings.events_options, env)
         return cls(
             open_store(url, settings.options),
             log_id,
             settings,
             open_topic=lambda cold, create: open_events(cold, access, create=create),
-            clock=clock,
+            env=env,
         )
 
     def attach(self) -> None:
@@ -112,7 +110,7 @@ class NodeColdTier(Closing):
                 with ExitStack() as opened:
                     topic = self._open_topic(cold, False)
                     opened.callback(topic.close)
-                    manager = MetadataManager.start(topic, background=self._background, clock=self._clock)
+                    manager = MetadataManager.start(topic, background=self._background, env=self._env)
                     opened.callback(manager.close)
                     manager.reconcile_assignment([manager.metadata_partition(partition_of(cold))])
                     self._opened, self._known = opened.pop_all(), (manager, cold)
@@ -132,7 +130,7 @@ class NodeColdTier(Closing):
 
     def _reader(self) -> ColdReader:
         manager, cold = self._events()
-        return ColdReader(manager, self._store, partition_of(cold), self._clock)
+        return ColdReader(manager, self._store, partition_of(cold), self._env)
 
     def slots(self, primary: PrimaryRole, log: TieredLog) -> TieredSlots:
         """The slots of consumers on the primary, which pin records in either tier."""
@@ -160,13 +158,12 @@ class NodeColdTier(Closing):
             linger=settings.linger,
             retention=settings.retention,
             announced=self.cell,
-            clock=self._clock,
-            chance=self._chance,
+            env=self._env,
         )
 
     def _claim(self, primary: PrimaryRole) -> ClaimCell:
         claim = TierClaim(self.log_id, primary.term, primary.name)
-        return ClaimCell(self._store, f"{self.log_id}/{CLAIM_FILE}", claim, clock=self._clock, chance=self._chance)
+        return ClaimCell(self._store, f"{self.log_id}/{CLAIM_FILE}", claim, env=self._env)
 
     def close(self) -> None:
         """Stop following the events. Idempotent. A store that does not answer holds up a thread, not the node."""

@@ -14,7 +14,7 @@ from strandline.model.node import Membership
 from strandline.node.lead.policies import Quorum, parse_policy
 from strandline.node.members.rules import AddNode, CancelChange, Change, RemoveNode, SetPolicy, is_in_force, shown
 from strandline.node.messages import Topology
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ _LOOK: Final = 0.1
 class MembersApi(ABC):
     """A primary, in this process or at an address, that changes the members of its log."""
 
-    _clock: Clock
+    _env: Env
 
     @abstractmethod
     def change_members(self, change: Change, *, force: bool = False) -> Membership:
@@ -42,15 +42,15 @@ class MembersApi(ABC):
 
         ``NotReady`` after the timeout: the change goes on, and until it is complete commits need both policies.
         """
-        return MemberChange(self, self._clock, timeout=timeout).add(name, url, vote=vote)
+        return MemberChange(self, self._env, timeout=timeout).add(name, url, vote=vote)
 
     def remove_node(self, name: str, *, timeout: Timeout = CHANGE_SECONDS) -> Membership:
         """Remove a node from the log, and its vote, and wait until it counts no longer."""
-        return MemberChange(self, self._clock, timeout=timeout).remove(name)
+        return MemberChange(self, self._env, timeout=timeout).remove(name)
 
     def set_policy(self, policy: str, *, timeout: Timeout = CHANGE_SECONDS) -> Membership:
         """Change the commit policy of the log, and wait until only the new one is in force."""
-        return MemberChange(self, self._clock, timeout=timeout).set_policy(policy)
+        return MemberChange(self, self._env, timeout=timeout).set_policy(policy)
 
 
 @final
@@ -60,7 +60,7 @@ class MemberChange:
     def __init__(
         self,
         primary: MembersApi,
-        clock: Clock,
+        env: Env,
         *,
         timeout: float = CHANGE_SECONDS,
         force: bool = False,
@@ -68,8 +68,8 @@ class MemberChange:
     ) -> None:
         """``progress`` is told what is waited for."""
         self._primary = primary
-        self._clock = clock
-        self._deadline = clock.monotonic() + timeout
+        self._clock = env.clock
+        self._deadline = env.clock.monotonic() + timeout
         self._force = force
         self._progress = progress
 

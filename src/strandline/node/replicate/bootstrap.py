@@ -50,7 +50,7 @@ def bootstrap(
     _truncate_unsynced(folder, snapshot, node_folder, boot_id() if boot is None else boot)
     for file in snapshot.files:
         _fetch_file(upstream, caller, offer.name, file, folder, node_folder)
-    node_folder.disk.remove(f"{folder}/{_BOOT}")
+    node_folder.env.disk.remove(f"{folder}/{_BOOT}")
     generation = node_folder.next_generation()
     try:
         unpack(
@@ -58,16 +58,15 @@ def bootstrap(
             node_folder.data(generation),
             kind=KIND,
             kind_version=KIND_VERSION,
-            verify=lambda data: verify(data, disk=node_folder.disk),
-            disk=node_folder.disk,
-            chance=node_folder.chance,
+            verify=lambda data: verify(data, env=node_folder.env),
+            env=node_folder.env,
         )
     except CorruptData:
-        node_folder.disk.remove_folder(folder)
+        node_folder.env.disk.remove_folder(folder)
         raise
     before_swap()
     node_folder.remember(generation=generation, trouble=None)
-    node_folder.disk.remove_folder(folder)
+    node_folder.env.disk.remove_folder(folder)
     return snapshot.cursor
 
 
@@ -75,12 +74,12 @@ def _prepare(folder: str, offer: SnapshotOffer, node_folder: NodeFolder) -> Snap
     """Decode the manifest; removes a partial copy of another snapshot."""
     snapshot = decode_snapshot(offer.manifest, f"the manifest of snapshot {offer.name}", folder)
     with contextlib.suppress(NotFound, CorruptData):
-        if read_snapshot(folder, disk=node_folder.disk) == snapshot:
+        if read_snapshot(folder, env=node_folder.env) == snapshot:
             return snapshot
-    node_folder.disk.remove_folder(folder)
-    node_folder.disk.make_folders(f"{folder}/{DATA}")
-    node_folder.disk.write_new(f"{folder}/{MANIFEST}", [offer.manifest])
-    node_folder.disk.sync_folder(folder)
+    node_folder.env.disk.remove_folder(folder)
+    node_folder.env.disk.make_folders(f"{folder}/{DATA}")
+    node_folder.env.disk.write_new(f"{folder}/{MANIFEST}", [offer.manifest])
+    node_folder.env.disk.sync_folder(folder)
     return snapshot
 
 
@@ -92,18 +91,18 @@ def _truncate_unsynced(folder: str, snapshot: Snapshot, node_folder: NodeFolder,
     """
     note = f"{folder}/{_BOOT}"
     with contextlib.suppress(NotFound):
-        if boot.int and node_folder.disk.read(note) == boot.bytes:
+        if boot.int and node_folder.env.disk.read(note) == boot.bytes:
             return
     for file in snapshot.files:
         path = below(f"{folder}/{DATA}", *file.path.split("/"))
-        if not exists(path, disk=node_folder.disk) or node_folder.disk.size(path) >= file.size:
+        if not exists(path, disk=node_folder.env.disk) or node_folder.env.disk.size(path) >= file.size:
             continue
-        out = node_folder.disk.open_append(path)
+        out = node_folder.env.disk.open_append(path)
         try:
             out.cut(max(0, out.size() - _SYNC_BYTES))
         finally:
             out.close()
-    replace_file(node_folder.disk, note, boot.bytes, temporary=f"{note}.new")
+    replace_file(node_folder.env.disk, note, boot.bytes, temporary=f"{note}.new")
 
 
 def _fetch_file(
@@ -111,8 +110,8 @@ def _fetch_file(
 ) -> None:
     path = below(f"{folder}/{DATA}", *file.path.split("/"))
     if "/" in file.path:
-        node_folder.disk.make_folders(path.rpartition("/")[0])
-    out = node_folder.disk.open_append(path)
+        node_folder.env.disk.make_folders(path.rpartition("/")[0])
+    out = node_folder.env.disk.open_append(path)
     try:
         size = out.size()
         if size > file.size:
@@ -150,5 +149,5 @@ def _distrust_on_failure(folder: str, node_folder: NodeFolder) -> Iterator[None]
         yield
     except BaseException:
         with contextlib.suppress(NotFound):
-            node_folder.disk.remove(f"{folder}/{_BOOT}")
+            node_folder.env.disk.remove(f"{folder}/{_BOOT}")
         raise

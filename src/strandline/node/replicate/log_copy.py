@@ -48,9 +48,7 @@ def _open_log(
         create=create,
         background=background,
         durable=durable,
-        disk=node_folder.disk,
-        clock=node_folder.clock,
-        chance=node_folder.chance,
+        env=node_folder.env,
     )
 
 
@@ -70,8 +68,8 @@ def take_over_log(node_folder: NodeFolder, source: str, lease: Lease | None, opt
     ``InvalidInput`` if it has a cold tier, and the node is to have none, or another.
     """
     _refuse_second(node_folder, lease)
-    disk = node_folder.disk
-    folder = folder_of(source, migrate=False, disk=disk, clock=node_folder.clock, chance=node_folder.chance)
+    disk = node_folder.env.disk
+    folder = folder_of(source, migrate=False, env=node_folder.env)
     _check_cold(folder, options, disk=disk)
     generation = node_folder.next_generation()
     copy = node_folder.data(generation)
@@ -129,10 +127,8 @@ def export_log(log: WalLog, folder: str, *, node_folder: NodeFolder) -> Snapshot
         kind_version=KIND_VERSION,
         cursor=None,  # known after the copy: appends continue meanwhile
         fill=partial(fill, log),
-        verify=lambda data: verify(data, disk=node_folder.disk),
-        disk=node_folder.disk,
-        clock=node_folder.clock,
-        chance=node_folder.chance,
+        verify=lambda data: verify(data, env=node_folder.env),
+        env=node_folder.env,
     )
 
 
@@ -238,13 +234,13 @@ class LogCopy:
         return self._quarantined(first, copy_tail)
 
     def _quarantined(self, first: int, move: Callable[..., object]) -> str:
-        number = 1 + sum(row.is_folder for row in self._node_folder.disk.scan(self._node_folder.path(QUARANTINE)))
+        number = 1 + sum(row.is_folder for row in self._node_folder.env.disk.scan(self._node_folder.path(QUARANTINE)))
         aside = self._node_folder.path(QUARANTINE, f"{number:04d}-{first:020d}")
-        self._node_folder.disk.make_folders(self._node_folder.path(QUARANTINE))
+        self._node_folder.env.disk.make_folders(self._node_folder.path(QUARANTINE))
         self.log.close()
         try:
-            folder, disk = self._node_folder.data(self.generation), self._node_folder.disk
-            move(folder, first, quarantine=aside, disk=disk)
+            folder = self._node_folder.data(self.generation)
+            move(folder, first, quarantine=aside, env=self._node_folder.env)
         finally:
             self.log = self._open()
         return aside

@@ -32,7 +32,7 @@ class ReplicaReads:
     ) -> None:
         """``copy`` gives the replica's copy as of each call; None if it has none. ``committed`` is known so far."""
         self._node_folder = node_folder
-        self._clock = node_folder.clock
+        self._clock = node_folder.env.clock
         self._copy = copy
         self._is_bootstrapping = is_bootstrapping
         self._changed = threading.Condition()

@@ -98,7 +98,7 @@ class ReplicaRole:
         self._options = options
         self._poll_seconds = options.poll_seconds
         self._background = background
-        self._clock = node_folder.clock
+        self._clock = node_folder.env.clock
         self._upstream: Upstream | None = None
         self._feed: ReplicationFeed | None = None
         self._follower: Follower | None = None
@@ -166,7 +166,7 @@ class ReplicaRole:
     def _back_off(self) -> float:
         """Seconds until the next attempt, after one more has failed."""
         self._failures += 1
-        return RETRIES.pause(self._failures - 1, self._node_folder.chance.jitter())
+        return RETRIES.pause(self._failures - 1, self._node_folder.env.chance.jitter())
 
     def _stop(self, error: Gap | Diverged) -> None:
         self.disconnect()
@@ -238,14 +238,16 @@ class ReplicaRole:
         self.reads.raise_to(topology.committed)
         self.reads.learn(topology.committed, topology.term_start)
         # Bootstrap snapshots of this node's own leadership are stale: their replicas may have acknowledged more since.
-        self._node_folder.disk.remove_folder(self._node_folder.path(SNAPSHOTS))
+        self._node_folder.env.disk.remove_folder(self._node_folder.path(SNAPSHOTS))
         if self.reads.compared is None:
             self._adopt(topology.term, topology.term_start, copy.bounds().next)
         self._acks.begin(upstream)
         copy.on_durable = self._acks.durable
         self._feed = upstream.feed(self._caller(), Cursor(since.log_id, overlap))
         incoming = IncomingBatches(since.log_id, self._feed, lambda: self._node_folder.state.seen, self._holds)
-        follower = Follower(Engine(_AT_ONCE), incoming, copy, self._acks, self._clock, seen_every=self._poll_seconds)
+        follower = Follower(
+            Engine(_AT_ONCE), incoming, copy, self._acks, self._node_folder.env, seen_every=self._poll_seconds
+        )
         follower.begin(since)
         self._follower = follower
         self.condition = Condition.FOLLOWING

@@ -11,7 +11,8 @@ from strandline.log.contract import Log, Slot, require
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import Cursor
 from strandline.model.retention import SlotState
-from strandline.storage.clock import CHANCE, CLOCK
+from strandline.storage.clock import CHANCE
+from strandline.storage.env import SYSTEM
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class StreamSlot:
             return
         require(log, "read by a stream with a slot", slots=True)
         slot = self._claimed(log, since)
-        self._held = SlotHeartbeat(slot, log, clock=CLOCK).start()
+        self._held = SlotHeartbeat(slot, log, env=SYSTEM).start()
 
     def _claimed(self, log: Log, since: Cursor) -> Slot:
         state = self._state(log)

@@ -30,7 +30,8 @@ from strandline.spark.pipelines.progress import OnStep, PipelineProgress, Progre
 from strandline.spark.pipelines.transform import FrameTransform
 from strandline.spark.pipelines.workers import Place, SparkWorkers
 from strandline.spark.trigger import Trigger, parse_trigger
-from strandline.storage.clock import CHANCE, CLOCK
+from strandline.storage.clock import CHANCE
+from strandline.storage.env import SYSTEM
 from strandline.storage.retry import Backoff
 from strandline.tables.files.sink import FileTableSink
 from strandline.tier.read.tiered_log import TieredLog
@@ -104,7 +105,7 @@ def follow(
         read = parse_options({**given, "path": source.url})
         committer = begin(source, sink, slot, start=start, holder=str(CHANCE.uuid()), repair=repair)
         with committer.abandoned_on_error():
-            position = None if slot is None else stack.enter_context(SlotHeartbeat(committer, source, clock=CLOCK))
+            position = None if slot is None else stack.enter_context(SlotHeartbeat(committer, source, env=SYSTEM))
             engine = Engine(
                 _batching(timing, read.limit),
                 upto=_upto(read.end, source.end().next if timing.is_bounded else None),
@@ -112,9 +113,9 @@ def follow(
                 is_strict=True,
             )
             labels = (source.url, str(getattr(sink, "url", None) or getattr(sink, "table", "")))
-            counter = ProgressCounter(engine, timing, on_step or (lambda _: None), CLOCK, labels)
+            counter = ProgressCounter(engine, timing, on_step or (lambda _: None), SYSTEM, labels)
             follower = Follower(
-                engine, source, committer, position, CLOCK, workers=workers, observer=counter, retries_errors=True
+                engine, source, committer, position, SYSTEM, workers=workers, observer=counter, retries_errors=True
             )
             following = Following(follower, committer, workers, counter, stack.pop_all())
             if progress:
@@ -258,7 +259,7 @@ class Following:
         with contextlib.suppress(StrandlineError):  # closed by now, or not to be reached: what it was before
             cursor = self.cursor() or self._committer.start
             hot = log.hot if isinstance(log, TieredLog) else log
-            self._progress.measured(lag_of(hot, cursor.next, self._follower.clock.now()))
+            self._progress.measured(lag_of(hot, cursor.next, self._follower.env.clock.now()))
 
     @checked
     def await_termination(self, timeout: float | None = None) -> bool:

@@ -16,7 +16,7 @@ from strandline.log.lag import LogLag
 from strandline.model.cursor import Cursor
 from strandline.spark.trigger import Trigger
 from strandline.storage import metrics
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 
 OnStep: TypeAlias = Callable[[str], None]
 """Called in the driver after each step of a trigger: ``planned``, ``written``, ``committed``, ``advanced``."""
@@ -118,7 +118,7 @@ class ProgressCounter(Observer):
     engine: Engine
     timing: Trigger
     on_step: OnStep
-    clock: Clock
+    env: Env
     labels: tuple[str, str] = ("", "")
     """Log and table, in Prometheus."""
     done: PipelineProgress = field(default_factory=PipelineProgress)
@@ -133,7 +133,7 @@ class ProgressCounter(Observer):
     def stored(self, found: StoredRange) -> None:
         """A range was committed."""
         bad, records = sum(one.bad_records for one in found.written), found.upto.next - found.since.next
-        now = self.clock.monotonic()
+        now = self.env.clock.monotonic()
         was = self.done
         self.done = replace(
             was,
@@ -143,7 +143,7 @@ class ProgressCounter(Observer):
             bytes=was.bytes + sum(file.size for one in found.written for file in one.added),
             bad_records=was.bad_records + bad,
             seconds=found.seconds,
-            last_commit=_EPOCH + timedelta(microseconds=self.clock.now()),
+            last_commit=_EPOCH + timedelta(microseconds=self.env.clock.now()),
         )
         self._recent.append((now - found.seconds, now, records))
         while self._recent and self._recent[0][1] < now - _WINDOW:
@@ -160,7 +160,7 @@ class ProgressCounter(Observer):
         """Records per second, over the commits of the last minute; 0 if there were none."""
         if not self.done.commits:
             return None
-        now = self.clock.monotonic()
+        now = self.env.clock.monotonic()
         recent = [one for one in list(self._recent) if one[1] >= now - _WINDOW]
         if not recent:
             return 0.0

@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any
 
 from strandline.errors import AlreadyExists, Conflict, InvalidInput, NotFound, StorageError
-from strandline.storage.clock import CHANCE, Chance
-from strandline.storage.disk import DISK, Disk
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.objects.store import (
     LARGEST_OBJECT,
@@ -47,11 +46,10 @@ def _is_plain(path: str) -> bool:
 class LocalStore:
     """Objects as files below a folder. A put is fsynced, file and folder, before it is acknowledged."""
 
-    def __init__(self, root: str, *, disk: Disk = DISK, chance: Chance = CHANCE) -> None:
+    def __init__(self, root: str, *, env: Env = SYSTEM) -> None:
         """Use the folder ``root``, which need not exist yet."""
         self._root = os.path.abspath(root)
-        self._disk = disk
-        self._chance = chance
+        self._env = env
         self._synced: set[str] = set()
         """Folders whose names this process has made durable."""
         self._origin = Origin(f"The store {self.url}", self)
@@ -75,13 +73,13 @@ class LocalStore:
 
     def get(self, path: str) -> Object:
         """The whole object, or ``NotFound``."""
-        data = self._disk.read(self._file(path), 0, LARGEST_OBJECT + 1)
+        data = self._env.disk.read(self._file(path), 0, LARGEST_OBJECT + 1)
         check_whole(len(data), self.url, path)
         return Object(data, partial(_version_of, [data]))
 
     def get_range(self, path: str, start: int, length: int) -> bytes:
         """Exactly ``length`` bytes from ``start``."""
-        data = self._disk.read(self._file(path), start, length)
+        data = self._env.disk.read(self._file(path), start, length)
         if len(data) != length:
             raise InvalidInput(f"{self.url}/{path} ends before byte {start + length}.")
         return data
@@ -98,14 +96,14 @@ class LocalStore:
             return _version_of(parts)
         folder, name = os.path.split(file)
         self._ensure(folder)
-        with self._disk.locked(os.path.join(folder, f"{_HIDDEN}lock-{name}")):
+        with self._env.disk.locked(os.path.join(folder, f"{_HIDDEN}lock-{name}")):
             try:
-                found = _version_of([self._disk.read(file)])
+                found = _version_of([self._env.disk.read(file)])
             except NotFound as error:
                 raise Conflict(f"{self.url}/{path} is gone; read it again.") from error
             if found != when.version:
                 # The process that changed it may have died before syncing the name; see _install.
-                self._disk.sync_folder(folder)
+                self._env.disk.sync_folder(folder)
                 raise Conflict(f"{self.url}/{path} was changed by another writer; read it again.")
             self._install(file, parts, replacing=True)
         return _version_of(parts)
@@ -116,13 +114,13 @@ class LocalStore:
         folder = os.path.dirname(file)
         self._ensure(folder)
         try:
-            self._disk.link(found, file)
+            self._env.disk.link(found, file)
         except NotFound:
             raise
         except StorageError:  # the name is taken, or the file system has no second names
             self.put(target, self.get(source).data)
             return
-        self._disk.sync_folder(folder)
+        self._env.disk.sync_folder(folder)
 
     def _ensure(self, folder: str) -> None:
         """Create a folder, and sync its name and those of its parents up to the store's folder, even if it exists.
@@ -130,37 +128,37 @@ class LocalStore:
         The process that created it may have died before syncing its name: a power failure would then remove it, with
         everything acknowledged in it since.
         """
-        self._disk.make_folders(folder)
+        self._env.disk.make_folders(folder)
         if folder in self._synced:
             return
         inside = folder
         while inside != self._root:
             inside = os.path.dirname(inside)
-            self._disk.sync_folder(inside)
+            self._env.disk.sync_folder(inside)
         with contextlib.suppress(StorageError):  # the parent folder may not be readable
-            self._disk.sync_folder(os.path.dirname(inside))
+            self._env.disk.sync_folder(os.path.dirname(inside))
         self._synced.add(folder)
 
     def _install(self, file: str, parts: list[bytes | memoryview], *, replacing: bool) -> None:
         folder = os.path.dirname(file)
         self._ensure(folder)
-        temporary = os.path.join(folder, f"{_HIDDEN}new-{self._chance.uuid().hex}")
+        temporary = os.path.join(folder, f"{_HIDDEN}new-{self._env.chance.uuid().hex}")
         try:
-            self._disk.write_new(temporary, parts)
+            self._env.disk.write_new(temporary, parts)
             if replacing:
-                self._disk.rename(temporary, file)
+                self._env.disk.rename(temporary, file)
             else:
-                self._disk.link(temporary, file)  # fails if the name is taken, which a rename would not
+                self._env.disk.link(temporary, file)  # fails if the name is taken, which a rename would not
         except BaseException as error:
             with contextlib.suppress(StorageError):
-                self._disk.remove(temporary)
+                self._env.disk.remove(temporary)
             if isinstance(error, AlreadyExists):
                 # The winner may not have synced the name yet: the loser must not rely on it before that.
-                self._disk.sync_folder(folder)
+                self._env.disk.sync_folder(folder)
             raise
         if not replacing:
-            self._disk.remove(temporary)
-        self._disk.sync_folder(folder)
+            self._env.disk.remove(temporary)
+        self._env.disk.sync_folder(folder)
 
     def list(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Objects below ``prefix`` in path order; folders that cannot hold a match are not read."""
@@ -174,7 +172,7 @@ class LocalStore:
         folder = os.path.join(self._root, *below.split("/")) if below else self._root
         rows = [
             row
-            for row in self._disk.scan(folder)
+            for row in self._env.disk.scan(folder)
             if not row.name.startswith(_HIDDEN) and (row.links or not row.is_link)  # a link to nowhere is no object
         ]
         # Path order compares "a/b" with "a.c" by "/", so a folder sorts as its name with the slash.
@@ -194,6 +192,6 @@ class LocalStore:
     def delete(self, path: str) -> None:
         """Remove the object durably; absent is fine."""
         file = self._file(path)
-        self._disk.remove(file)
+        self._env.disk.remove(file)
         if os.path.isdir(os.path.dirname(file)):
-            self._disk.sync_folder(os.path.dirname(file))
+            self._env.disk.sync_folder(os.path.dirname(file))

@@ -103,8 +103,8 @@ class DeltaCommits(FollowedDelta):
         if folder is not None:
             # Not left to deltalake: others could read it, and a power failure could remove the name of a table that a
             # slot says was stored.
-            make_own_folder(folder, disk=self.disk)
-            make_own_folder(f"{folder}/_delta_log", disk=self.disk)
+            make_own_folder(folder, disk=self.env.disk)
+            make_own_folder(f"{folder}/_delta_log", disk=self.env.disk)
         commit_id = str(CHANCE.uuid())
         version: DeltaVersion | None = None
         with self._answered(0, commit_id):
@@ -136,9 +136,9 @@ class DeltaCommits(FollowedDelta):
         folder = table_folder(self.url)
         if folder is None or self.open() is not None:
             return
-        for row in self.disk.scan(folder):
+        for row in self.env.disk.scan(folder):
             if is_data_file(row.name) and job in row.name:
-                self.disk.remove(f"{folder}/{row.name}")
+                self.env.disk.remove(f"{folder}/{row.name}")
 
     def commit(
         self,

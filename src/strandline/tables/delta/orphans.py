@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from strandline.errors import CorruptData
-from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.tables.delta.history import NOBODY, parse_commit
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.layout import version_in
@@ -37,12 +37,12 @@ _LOGGER: Final = logging.getLogger(__name__)
 class OrphanSweeper:
     """Removes orphans in a background thread, at most once a day. Failures are logged, and delay no commit."""
 
-    def __init__(self, followed: FollowedDelta, hours: int = ORPHAN_HOURS, *, clock: Clock = CLOCK) -> None:
+    def __init__(self, followed: FollowedDelta, hours: int = ORPHAN_HOURS, *, env: Env = SYSTEM) -> None:
         """``hours``: files that are younger stay."""
         self._followed = followed
         self._hours = hours
-        self._clock = clock
-        self._begun = clock.monotonic()
+        self._clock = env.clock
+        self._begun = env.clock.monotonic()
         self._last: float | None = None
         self._checked = 0
         """Versions below were looked at."""

@@ -13,7 +13,7 @@ from strandline.errors import InvalidInput, NotFound
 from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
 from strandline.model.arguments import Named, checked
 from strandline.model.cursor import Cursor
-from strandline.storage.disk import DISK, Disk
+from strandline.storage.env import SYSTEM, Env
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.orphans import OrphanSweeper
 from strandline.tables.delta.place import refuse_links, refuse_other_files
@@ -75,7 +75,7 @@ class DeltaSink(FileTableSink):
         max_bad_share: Any = 1.0,
         name: Named = "default",
         options: Mapping[str, str] | None = None,
-        disk: Disk = DISK,
+        env: Env = SYSTEM,
     ) -> None:
         """The table at ``url``, which is created by the first apply; ``options`` are its storage options."""
         self.url = _table_address(url)
@@ -86,8 +86,8 @@ class DeltaSink(FileTableSink):
         if dead_letters is not None:
             letters = _table_address(dead_letters)
             _refuse_nested(self.url, letters)
-            letters_of = partial(_letters_of, letters, name, storage, disk)
-        table = DeltaCommits(self.url, shape, name, storage, disk)
+            letters_of = partial(_letters_of, letters, name, storage, env)
+        table = DeltaCommits(self.url, shape, name, storage, env)
         super().__init__(table, shape, value, storable, letters_of, max_bad_share)
         self._orphans = OrphanSweeper(table)
 
@@ -131,9 +131,9 @@ def _table_address(given: Address) -> str:
     return url
 
 
-def _letters_of(url: str, name: str, options: Mapping[str, str], disk: Disk, table_id: str) -> DeltaCommits:
+def _letters_of(url: str, name: str, options: Mapping[str, str], env: Env, table_id: str) -> DeltaCommits:
     """The dead-letter table as the table with that id uses it: it has a cursor of its own there."""
-    return DeltaCommits(url, DeadLetters(), f"{name}/dead-letters/{table_id}", options, disk)
+    return DeltaCommits(url, DeadLetters(), f"{name}/dead-letters/{table_id}", options, env)
 
 
 def _refuse_nested(table: str, letters: str) -> None:

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from strandline.errors import Conflict, CorruptData, InvalidInput, NotFound, TransientStorageError
 from strandline.model.cursor import MILLISECOND, Cursor
-from strandline.storage.clock import CLOCK, Clock
-from strandline.storage.disk import Disk, limit_rights
+from strandline.storage.disk import limit_rights
+from strandline.storage.env import Env
 from strandline.storage.objects.settings import store_settings
 from strandline.tables.delta.files import DeltaFiles, address_in_letters, table_folder
 from strandline.tables.delta.history import (
@@ -55,13 +55,11 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
         shape: TableShape | DeadLetters,
         name: str,
         options: Mapping[str, str],
-        disk: Disk,
-        clock: Clock = CLOCK,
+        env: Env,
     ) -> None:
-        super().__init__(url, address_in_letters(url), shape, name, disk)
+        super().__init__(url, address_in_letters(url), shape, name, env)
         self.url = url
-        self.files = DeltaFiles(url, store_settings(options), disk)
-        self._clock = clock
+        self.files = DeltaFiles(url, store_settings(options), env.disk)
         self._newest: NewestVersion | None = None
 
     @property
@@ -71,7 +69,7 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
 
     def now(self) -> int:
         """Milliseconds since the epoch, for the table's history."""
-        return self._clock.now() // MILLISECOND
+        return self.env.clock.now() // MILLISECOND
 
     def open(self) -> DeltaVersion | None:
         """The newest version, on a handle that is remembered while it is the newest."""
@@ -289,7 +287,7 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
         if root is None:
             return
         commit = PurePath(root, "_delta_log", f"{number:020d}.json")
-        paths = parse_commit(number, self.disk.read(str(commit)), NOBODY).data_files
+        paths = parse_commit(number, self.env.disk.read(str(commit)), NOBODY).data_files
         for path in paths:
             if not is_inside(path):
                 raise outside(path, self.url)
@@ -298,12 +296,12 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
         for file in (*data, commit, *checkpoint) if is_own else ():
             limit_rights(str(file))
         for file in (*data, commit):
-            self.disk.sync_file(str(file))
+            self.env.disk.sync_file(str(file))
         with contextlib.suppress(NotFound):  # most commits have no checkpoint
             for file in checkpoint:
-                self.disk.sync_file(str(file))
+                self.env.disk.sync_file(str(file))
         for folder in {file.parent for file in (*data, commit)} | {PurePath(root)}:
-            self.disk.sync_folder(str(folder))
+            self.env.disk.sync_folder(str(folder))
 
     def application(self, log_id: UUID) -> Application:
         """The names of the follower's transactions."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from strandline.errors import CorruptData, Diverged, Fenced, NotFound, StorageError
 from strandline.model.cursor import Cursor
-from strandline.storage.disk import Disk
+from strandline.storage.env import Env
 from strandline.tables.files.data_files import TableFiles
 from strandline.tables.files.layout import job_name
 from strandline.tables.files.recorded import TRANSFORM_KEY
@@ -89,14 +89,14 @@ class FollowedTable(ABC, Generic[V]):
     A version is opened, and committed to at most once: ``Conflict`` if another commit was first.
     """
 
-    def __init__(self, where: str, address: str, shape: TableShape | DeadLetters, name: str, disk: Disk) -> None:
+    def __init__(self, where: str, address: str, shape: TableShape | DeadLetters, name: str, env: Env) -> None:
         self.where = where
         """The table, in messages."""
         self.address = address
         """The table, as its dead letters name it."""
         self.shape = shape
         self.name = name
-        self.disk = disk
+        self.env = env
         self.known: dict[UUID, OwnCommit] = {}
         """The last commit of this object, or the one from which its follower started, by log."""
 

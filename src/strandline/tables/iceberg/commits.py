@@ -47,7 +47,7 @@ class IcebergCommits(FollowedIceberg):
         transaction, metadata = version.transaction, version.metadata
         folder = location_path(version.files.location)
         if folder is not None and version.found is None:
-            make_own_folder(f"{folder}/metadata", disk=self.disk)  # others could read the library's
+            make_own_folder(f"{folder}/metadata", disk=self.env.disk)  # others could read the library's
         listed = self.data_files(version) if removed else {}
         with self.named_errors():
             begins = start_in(metadata) if start is None else start
@@ -79,7 +79,7 @@ class IcebergCommits(FollowedIceberg):
         producer._clean_all_uncommitted = lambda: None  # noqa: SLF001
         try:
             with self.named_errors():
-                return IcebergVersion.of(transaction.commit_transaction().transaction(), self.disk)
+                return IcebergVersion.of(transaction.commit_transaction().transaction(), self.env.disk)
         except (Conflict, TransientStorageError) as error:
             with contextlib.suppress(StrandlineError):
                 version = self.open()

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from strandline.errors import Conflict, InvalidInput, TransientStorageError
 from strandline.model.arguments import Named, checked, shown
-from strandline.storage.clock import CHANCE, CLOCK, Clock
-from strandline.storage.disk import DISK, Disk
+from strandline.storage.clock import CHANCE
+from strandline.storage.env import SYSTEM, Env
 from strandline.tables.files.data_files import write_file
 from strandline.tables.files.part import in_schema
 from strandline.tables.files.sink import FileTableSink
@@ -59,7 +59,7 @@ class IcebergSink(FileTableSink):
         dead_letters: str | None = None,
         max_bad_share: Any = 1.0,
         name: Named = "default",
-        disk: Disk = DISK,
+        env: Env = SYSTEM,
     ) -> None:
         """The table ``namespace.table`` in ``catalog``, created by the first apply.
 
@@ -78,9 +78,9 @@ class IcebergSink(FileTableSink):
         found = _catalog(catalog)
         letters = None
         if dead_letters is not None:
-            letters = IcebergCommits(found, dead_letters, DeadLetters(), f"{name}/{table}/dead-letters", disk)
+            letters = IcebergCommits(found, dead_letters, DeadLetters(), f"{name}/{table}/dead-letters", env)
         super().__init__(
-            *(IcebergCommits(found, table, shape, name, disk), shape, value, kept_in_iceberg),
+            *(IcebergCommits(found, table, shape, name, env), shape, value, kept_in_iceberg),
             None if letters is None else lambda _: letters,
             max_bad_share,
         )
@@ -113,9 +113,9 @@ class IcebergSink(FileTableSink):
         self._followed.commit(version, added, small, found.cursor, holder=found.holder)
         return len(small) - len(added)
 
-    def vacuumed(self, hours: int, *, clock: Clock = CLOCK) -> int:
+    def vacuumed(self, hours: int, *, env: Env = SYSTEM) -> int:
         """Expire snapshots, and remove unnamed files; see :func:`~strandline.tables.maintain.operations.vacuum`."""
-        before = datetime.fromtimestamp(clock.now() / 1_000_000, UTC) - timedelta(hours=hours)
+        before = datetime.fromtimestamp(env.clock.now() / 1_000_000, UTC) - timedelta(hours=hours)
         self._expire(before)
         with self._followed.named_errors():
             return remove_orphans(self._existing().table, before)

@@ -24,6 +24,7 @@ from strandline.errors import (
 from strandline.model.arguments import shown
 from strandline.model.cursor import Cursor
 from strandline.storage.disk import Disk, limit_rights
+from strandline.storage.env import Env
 from strandline.tables.files.data_files import lost_file
 from strandline.tables.files.followed import REMEDY, FollowedTable, OwnCommit, TableVersion
 from strandline.tables.files.paths import is_below, outside
@@ -102,10 +103,8 @@ class IcebergVersion(TableVersion):
 class FollowedIceberg(FollowedTable[IcebergVersion]):
     """An Iceberg table as its follower sees it: which snapshot has which cursor, and whether it is in effect."""
 
-    def __init__(
-        self, catalog: Catalog, identifier: str, shape: TableShape | DeadLetters, name: str, disk: Disk
-    ) -> None:
-        super().__init__(identifier, identifier, shape, name, disk)
+    def __init__(self, catalog: Catalog, identifier: str, shape: TableShape | DeadLetters, name: str, env: Env) -> None:
+        super().__init__(identifier, identifier, shape, name, env)
         self._catalog = catalog
 
     def open(self) -> IcebergVersion | None:
@@ -118,7 +117,7 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
                 return None
         # In memory only: the library would repeat a refused commit on a table that nobody has looked at.
         table.metadata.properties[_RETRIES] = "0"
-        return IcebergVersion.of(table.transaction(), self.disk)
+        return IcebergVersion.of(table.transaction(), self.env.disk)
 
     def new(self, since: Cursor) -> IcebergVersion:
         """A transaction that creates the table."""
@@ -129,7 +128,7 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
                 schema=iceberg_schema(self.shape.schema()),
                 properties={LOG_KEY: str(since.log_id), NAME_KEY: self.name, **properties_at(since, self.shape)},
             )
-        return IcebergVersion.of(created, self.disk, is_new=True)
+        return IcebergVersion.of(created, self.env.disk, is_new=True)
 
     def check_followed(self, version: IcebergVersion, log_id: UUID, *, is_rebuilt: bool = False) -> None:
         """``Diverged`` for a table of another log, or of none; ``InvalidInput`` for one of another kind."""
@@ -175,13 +174,13 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
             if is_own:
                 limit_rights(path)
             try:
-                self.disk.sync_file(path)
+                self.env.disk.sync_file(path)
             except NotFound as error:
                 raise self._lost_metadata(error) from error
         folders = {path.rpartition("/")[0] for path in paths}
         for folder in folders | {str(location_path(table.metadata.location)).rstrip("/")}:
-            self.disk.sync_folder(folder)
-            self.disk.sync_folder(folder.rpartition("/")[0] or "/")
+            self.env.disk.sync_folder(folder)
+            self.env.disk.sync_folder(folder.rpartition("/")[0] or "/")
 
     def snapshots(self, version: IcebergVersion, log_id: UUID) -> Iterator[TableSnapshot]:
         """The snapshots from the current one to the oldest that has not expired."""
@@ -234,7 +233,7 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
                 update.union_by_name(iceberg_schema(change.schema))
         except ValueError as error:
             raise SchemaRefused(f"The columns of the table {self.where} cannot be changed: {error}") from error
-        return IcebergVersion.of(version.transaction, self.disk, found=version.found, told=told_change(change))
+        return IcebergVersion.of(version.transaction, self.env.disk, found=version.found, told=told_change(change))
 
     def letters_upto(self, version: IcebergVersion, log_id: UUID) -> Cursor | None:
         """The cursor of the letters, proved as that of any table: no other table shares them."""

@@ -12,7 +12,8 @@ from strandline.log.contract import Log
 from strandline.log.slots.pin import SlotPin
 from strandline.model.cursor import Cursor
 from strandline.model.retention import HOLDS
-from strandline.storage.clock import CHANCE, CLOCK, Clock
+from strandline.storage.clock import CHANCE
+from strandline.storage.env import SYSTEM, Env
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -61,11 +62,11 @@ class RebuildPin:
 
 
 @contextlib.contextmanager
-def rebuild_pin(log: Log, slot: str | None, *, clock: Clock = CLOCK) -> Iterator[RebuildPin]:
+def rebuild_pin(log: Log, slot: str | None, *, env: Env = SYSTEM) -> Iterator[RebuildPin]:
     """The pin of one rebuild within the block; after a success the follower's slot stays."""
     with contextlib.ExitStack() as pins:
-        own = pins.enter_context(SlotPin(log, f"{HOLDS}rebuild-{CHANCE.uuid().hex}", clock))
-        follower = None if slot is None else pins.enter_context(SlotPin(log, slot, clock))
+        own = pins.enter_context(SlotPin(log, f"{HOLDS}rebuild-{CHANCE.uuid().hex}", env))
+        follower = None if slot is None else pins.enter_context(SlotPin(log, slot, env))
         pin = RebuildPin(log, own, follower)
         yield pin
         pin.keep()

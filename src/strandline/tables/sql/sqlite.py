@@ -24,7 +24,8 @@ from strandline.errors import (
 )
 from strandline.model.addresses import Address, as_folder, is_text
 from strandline.model.arguments import Named, checked
-from strandline.storage.disk import DISK, Disk, exists, make_own_folder
+from strandline.storage.disk import exists, make_own_folder
+from strandline.storage.env import SYSTEM, Env
 from strandline.tables.rows.logged import Value, shape_of
 from strandline.tables.rows.tombstones import Tombstones
 from strandline.tables.sql.columns import TypeOf, check_names, times_outside
@@ -74,7 +75,7 @@ class SqliteSink(SqlSink):
         dead_letters: bool = False,
         max_bad_share: Any = 1.0,
         name: Named = "default",
-        disk: Disk = DISK,
+        env: Env = SYSTEM,
     ) -> None:
         """The table ``table`` in the file ``path``; both are created by the first apply if they are missing."""
         self.path = as_folder(path)
@@ -85,7 +86,7 @@ class SqliteSink(SqlSink):
             raise InvalidInput(f"{table!r} cannot be the name of a table in SQLite: choose another.")
         shape = shape_of(mode, value, key, tombstones, transform)
         where = f"{table} in {self.path}"
-        database = SqliteDatabase(self.path, table, disk)
+        database = SqliteDatabase(self.path, table, env)
         super().__init__(
             *(database, shape, where, name), value=value, dead_letters=dead_letters, max_bad_share=max_bad_share
         )
@@ -96,10 +97,10 @@ class SqliteDatabase:
 
     type_of: TypeOf = staticmethod(sqlite_type)
 
-    def __init__(self, path: str, table: str, disk: Disk) -> None:
+    def __init__(self, path: str, table: str, env: Env) -> None:
         self._path = path
         self._table = table
-        self._disk = disk
+        self._disk = env.disk
 
     def check_schema(self, schema: pa.Schema) -> None:
         """``SchemaRefused`` for columns that SQLite cannot have."""

@@ -17,7 +17,7 @@ from strandline.log.contract import Log, Slot
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import Span
 from strandline.model.segments import SegmentId, SegmentMetadata
-from strandline.storage.clock import Chance, Clock
+from strandline.storage.env import Env
 from strandline.storage.task_pool import TaskPool
 from strandline.tier.copy import planning
 from strandline.tier.copy.copier import Copier
@@ -43,8 +43,7 @@ class Backlog:
     copier: Copier
     pool: TaskPool
     grace: float
-    clock: Clock
-    chance: Chance
+    env: Env
     ratio: float = 1.0
     """Bytes of a segment for each stored byte of the log, as seen last."""
 
@@ -71,7 +70,7 @@ class Backlog:
 
         The last one, if it is not full, is copied only if it ``is_due`` by the listing time of its first batch.
         """
-        now = self.clock.now()
+        now = self.env.clock.now()
         groups = _cut(spans, self.log_bytes(target), now)
         is_full = sum(span.size for span in groups[-1]) >= self.log_bytes(target)
         if len(groups) > 1 and not is_full and not is_due(listed_at(groups[-1][0], now)):
@@ -88,16 +87,16 @@ class Backlog:
 
     def in_order(self, slot: Slot, tasks: Sequence[Callable[[], R]], title: str) -> Generator[tuple[int, R]]:
         """The results of the tasks, in order; what is not taken is deleted. The slot is kept alive meanwhile."""
-        began = self.clock.monotonic()
+        began = self.env.clock.monotonic()
         waiting: dict[int, R] = {}
         with contextlib.ExitStack() as held:
-            held.enter_context(SlotHeartbeat(slot, self.log, clock=self.clock))
+            held.enter_context(SlotHeartbeat(slot, self.log, env=self.env))
             held.callback(self._discard, waiting)
             done = 0
             for number, made in self.pool.run(tasks, title):
                 waiting[number] = made
                 while done in waiting:
-                    if self.clock.monotonic() - began >= self.grace / 2:
+                    if self.env.clock.monotonic() - began >= self.grace / 2:
                         raise NotReady(
                             f"The {title} took longer than half of the grace period of {self.grace:g} seconds: nothing "
                             "of the rest was published. Copy less at once, or use more workers."
@@ -111,7 +110,7 @@ class Backlog:
                 self.copier.discard(made)
 
     def _new_id(self) -> SegmentId:
-        return SegmentId(self.ledger.partition, self.chance.uuid())
+        return SegmentId(self.ledger.partition, self.env.chance.uuid())
 
 
 def _cut(spans: Sequence[Span], size: int, now: int) -> list[list[Span]]:

@@ -107,7 +107,7 @@ class Compaction:
 
     def _task(self, run: Sequence[SegmentMetadata], purged: PurgedKeys) -> RewriteTask:
         ledger = self.backlog.ledger
-        segment = SegmentId(ledger.partition, self.backlog.chance.uuid())
+        segment = SegmentId(ledger.partition, self.backlog.env.chance.uuid())
         return RewriteTask(ledger.store, segment, tuple(run), purged)
 
     def _purges(self, segments: Sequence[SegmentMetadata]) -> PurgedKeys:

@@ -13,7 +13,7 @@ from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
 from strandline.log.contract import Slot
 from strandline.model.cursor import Limit, Span
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState
-from strandline.storage.clock import Chance, Clock
+from strandline.storage.env import Env
 from strandline.tier.copy import planning
 from strandline.tier.copy.encoding import add_spans, finished, listed_at
 from strandline.tier.copy.ledger import Ledger
@@ -39,8 +39,7 @@ class Copier:
     retirement: Retirement
     target: int
     """Target size of a segment in bytes."""
-    clock: Clock
-    chance: Chance
+    env: Env
 
     def encode(
         self, start: int, spans: Sequence[Span], expected: int, stopping: Callable[[], bool]
@@ -50,7 +49,7 @@ class Copier:
         Listing times never fall within a segment: it ends before a batch with an earlier time than the one before it,
         as write-ahead logs have them once a clock that was ahead is set right.
         """
-        now = self.clock.now()
+        now = self.env.clock.now()
         spans = spans[: planning.first_fall([listed_at(span, now) for span in spans])]
         writer = SegmentWriter(start, expected=min(expected, self.target))
         fingerprint = add_spans(writer, spans, now, lambda: stopping() or writer.size >= self.target)
@@ -66,7 +65,7 @@ class Copier:
         return self._finish(writer, fingerprint)
 
     def _finish(self, writer: SegmentWriter, fingerprint: int | None) -> EncodedSegment:
-        return finished(writer, SegmentId(self.ledger.partition, self.chance.uuid()), fingerprint)
+        return finished(writer, SegmentId(self.ledger.partition, self.env.chance.uuid()), fingerprint)
 
     def copy(self, slot: Slot, encoded: EncodedSegment, *, follows: bool) -> SegmentMetadata:
         """Publish and store a segment; readable when this returns. A failed copy is rolled back.

@@ -10,7 +10,8 @@ from strandline.errors import CorruptData, Fenced, InvalidInput, StorageError
 from strandline.log.contract import Log, Slot
 from strandline.model.retention import Forever, MaxAge, Retention
 from strandline.model.segments import SegmentMetadata
-from strandline.storage.clock import Clock, SteadyTime
+from strandline.storage.clock import SteadyTime
+from strandline.storage.env import Env
 from strandline.storage.objects.store import cautious_now
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy import planning
@@ -32,7 +33,7 @@ class Expiry:
     """The tierer's own slot, which pins nothing here."""
     announced: ColdCell | None
     """Gets the announcements of expiry before slots are read; creators of slots read them."""
-    clock: Clock
+    env: Env
     steady: SteadyTime
 
     def run(self, slot: Slot) -> list[SegmentMetadata]:
@@ -42,11 +43,11 @@ class Expiry:
         """
         # Before the slots: a slot created in the hot tier meanwhile is seen, or not below this.
         hot = self.log.bounds().first
-        now = min(self.clock.now(), self.steady.now())
+        now = min(self.env.clock.now(), self.steady.now())
         wanted = self._expired(hot, now)
         if wanted and isinstance(self.retention, MaxAge):
             # Only now, since it takes requests: a single clock that is ahead expires nothing.
-            now = min(now, cautious_now(self.ledger.store, "clock/now", clock=self.clock))
+            now = min(now, cautious_now(self.ledger.store, "clock/now", clock=self.env.clock))
             wanted = self._expired(hot, now)
         if self.announced is None:
             self.log.slots.flush()  # after a crash no slot points to deleted offsets

@@ -17,7 +17,7 @@ from strandline.model.segments import (
     SegmentUpdate,
     TopicPartition,
 )
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore, cautious_now
 from strandline.tier.copy import planning
 from strandline.tier.copy.planning import KnownSegments
@@ -53,7 +53,7 @@ class Ledger:
     broker: int
     """The number of this node in the events that it publishes."""
     progress: Callable[[TieringStep], None] | None
-    clock: Clock
+    env: Env
 
     def known(self) -> KnownSegments:
         """All segments. Linear in their number: once per round."""
@@ -114,7 +114,7 @@ class Ledger:
             self.progress(TieringStep(what, path, segment.start, segment.end, segment.size, seconds))
 
     def _now(self) -> int:
-        return self.clock.now() // 1000
+        return self.env.clock.now() // 1000
 
     def remove_all(self, segments: Sequence[SegmentMetadata], what: str) -> list[SegmentMetadata]:
         """Delete segments, oldest first."""
@@ -156,7 +156,7 @@ class Ledger:
         # Listed before the events are read: see planning.orphans.
         found = list(list_segments(self.store, self.partition.topic_id, self.partition.partition))
         known = {segment.segment.id for segment in self.known().segments} if found else set()
-        now = cautious_now(self.store, "clock/now", clock=self.clock) if found else 0
+        now = cautious_now(self.store, "clock/now", clock=self.env.clock) if found else 0
         gone = planning.orphans(found, known, grace=grace, now=now)
         for path in gone:
             self.store.delete(path)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from strandline.log.contract import Log, Slot
 from strandline.model.segments import SegmentMetadata, SegmentState
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.objects.store import cautious_now
 from strandline.tier.copy import planning
 from strandline.tier.copy.ledger import Ledger
@@ -35,7 +35,7 @@ class Retirement:
     ledger: Ledger
     grace: float
     """For how many seconds the objects of replaced segments stay, for readers that planned with them."""
-    clock: Clock
+    env: Env
 
     def clean_up(self, slot: Slot, known: KnownSegments) -> tuple[list[SegmentMetadata], list[SegmentMetadata]]:
         """Remove what is left over; returns the segments not to rely on, and those of them that were deleted.
@@ -49,12 +49,12 @@ class Retirement:
 
     def _replaced(self, known: KnownSegments, left: Sequence[SegmentMetadata]) -> list[SegmentMetadata]:
         """The left over segments whose objects readers may still need."""
-        held, own = planning.replaced(known, left), self.clock.now()
+        held, own = planning.replaced(known, left), self.env.clock.now()
         kept = planning.within_grace(held, self.grace, now=own, own=own)
         if len(kept) == len(held):
             return kept
         # Only if some are due, since it takes requests: a single clock that is ahead deletes nothing early.
-        now = cautious_now(self.ledger.store, "clock/now", clock=self.clock)
+        now = cautious_now(self.ledger.store, "clock/now", clock=self.env.clock)
         return planning.within_grace(held, self.grace, now=now, own=own)
 
     def remove(

@@ -22,7 +22,8 @@ from strandline.model.arguments import checked, whole
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.retention import FOREVER, TIER_SLOT, Retention, as_retention
 from strandline.model.segments import PartitionDeleteState, SegmentId, SegmentMetadata, TopicPartition
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock, SteadyTime
+from strandline.storage.clock import SteadyTime
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.task_pool import TaskPool, ThreadPool
@@ -74,8 +75,7 @@ class Tierer:
         announced: ColdCell | None = None,
         pool: TaskPool | None = None,
         on_progress: Callable[[TieringStep], None] | None = None,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
     ) -> None:
         """Tier the committed records of ``log`` into ``store``.
 
@@ -88,17 +88,16 @@ class Tierer:
         check_tierable(log)
         self.partition = TopicPartition(name, log.log_id, partition)
         self._log = log
-        self._ledger = Ledger(registry, store, self.partition, broker, on_progress, clock)
-        steady = SteadyTime(clock, f"the cold tier of {self.partition}")
-        self._expiry = Expiry(log, self._ledger, as_retention(retention), slot, announced, clock, steady)
+        self._ledger = Ledger(registry, store, self.partition, broker, on_progress, env)
+        steady = SteadyTime(env.clock, f"the cold tier of {self.partition}")
+        self._expiry = Expiry(log, self._ledger, as_retention(retention), slot, announced, env, steady)
         self._name = slot
-        self._holder = holder or f"tierer-{chance.uuid()}"
+        self._holder = holder or f"tierer-{env.chance.uuid()}"
         self._target, self._linger, self._grace = target, linger, grace
-        self._clock = clock
-        self._retirement = Retirement(log, self._ledger, grace, clock)
-        self._copier = Copier(self._ledger, self._retirement, target, clock, chance)
+        self._env = env
+        self._retirement = Retirement(log, self._ledger, grace, env)
+        self._copier = Copier(self._ledger, self._retirement, target, env)
         self._truncation = Truncation(log, self._ledger, self._copier, self._retirement)
-        self._chance = chance
         self._backlog = None if pool is None else self._by(pool)
         self._slot: Slot | None = None
         self._checked: SegmentId | None = None
@@ -163,7 +162,7 @@ class Tierer:
                 raise error
             _LOGGER.warning("A round of the tierer of %s failed and is repeated: %s", self.partition, error)
 
-        run_rounds(made, failed, stop, pause=pause, clock=self._clock)
+        run_rounds(made, failed, stop, pause=pause, clock=self._env.clock)
 
     def _stopping(self) -> bool:
         return self._stop is not None and self._stop.is_set()
@@ -293,7 +292,7 @@ class Tierer:
             raise
 
     def _by(self, pool: TaskPool) -> Backlog:
-        return Backlog(self._log, self._ledger, self._copier, pool, self._grace, self._clock, self._chance)
+        return Backlog(self._log, self._ledger, self._copier, pool, self._grace, self._env)
 
     def _copy_next(self, slot: Slot, *, everything: bool) -> list[SegmentMetadata]:
         """Copy the next segment; with a pool, the next few. Empty if no segment is due."""
@@ -306,10 +305,10 @@ class Tierer:
         spans = self._spans(cursor, wanted)  # Diverged if the record before is of another term
         uncopied = Uncopied(
             self._target if len(spans) >= _MOST_SPANS else sum(span.size for span in spans),
-            listed_at(spans[0], self._clock.now()) if spans else None,
+            listed_at(spans[0], self._env.clock.now()) if spans else None,
             self._watched(cursor.next if spans else None),
         )
-        now = self._clock.now()
+        now = self._env.clock.now()
         is_due = planning.is_due(uncopied, target=self._target, linger=self._linger, now=now, everything=everything)
         if last is not None and (is_due or position < start or not self._began):
             self._check_follows(slot, last)
@@ -319,18 +318,18 @@ class Tierer:
         if not is_due:
             return []
         copied: list[SegmentMetadata] = []
-        began = self._clock.monotonic()
+        began = self._env.clock.monotonic()
         with contextlib.closing(self._stored(slot, spans, uncopied.size, everything=everything)) as stored:
             for segment, facts in stored:
                 # Only now: earlier, the log might have deleted records that were in no segment yet.
                 if self._is_covered:
                     slot.advance(Cursor(self._log.log_id, segment.end + 1, segment.terms[-1][0], facts.fingerprint))
                 self._checked = segment.segment
-                self._ledger.report("copied", segment, self._clock.monotonic() - began)
+                self._ledger.report("copied", segment, self._env.clock.monotonic() - began)
                 copied.append(segment)
                 if self._stopping():
                     break
-                began = self._clock.monotonic()
+                began = self._env.clock.monotonic()
         return copied
 
     def _stored(
@@ -344,7 +343,7 @@ class Tierer:
             return
 
         def is_due(listed: int) -> bool:
-            rest, now = Uncopied(0, listed), self._clock.now()
+            rest, now = Uncopied(0, listed), self._env.clock.now()
             return planning.is_due(rest, target=self._target, linger=self._linger, now=now, everything=everything)
 
         with contextlib.closing(self._backlog.copied(slot, spans, self._target, is_due)) as results:
@@ -353,7 +352,7 @@ class Tierer:
 
     def _watched(self, start: int | None) -> float:
         """For how many seconds this tierer has seen the batch at ``start`` wait."""
-        now = self._clock.monotonic()
+        now = self._env.clock.monotonic()
         if self._waiting is None or self._waiting[0] != start:
             self._waiting = (start, now)
         return now - self._waiting[1]

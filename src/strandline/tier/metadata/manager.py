@@ -22,9 +22,8 @@ from strandline.model.segments import (
     SegmentUpdate,
     TopicPartition,
 )
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
 from strandline.storage.closing import Closing
-from strandline.storage.disk import DISK, Disk
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.events import Assigner, EventFollower, EventPublisher
@@ -64,7 +63,7 @@ class MetadataManager(Closing):
         snapshot_interval: float = 60.0,
         patience: float = PATIENCE,
         background: bool = True,
-        clock: Clock = CLOCK,
+        env: Env = SYSTEM,
     ) -> None:
         """Use :meth:`start`."""
         self.events = events
@@ -77,9 +76,9 @@ class MetadataManager(Closing):
         self._assigner = Assigner(events, assignment, self._state)
         sent: dict[bytes, SegmentEvent] = {}
         self._follower = EventFollower(self._subscription, self._assigner, self._state, sent)
-        self._rounds = MetadataRounds(self._follower, snapshots, snapshot_interval, clock, is_background=background)
+        self._rounds = MetadataRounds(self._follower, snapshots, snapshot_interval, env, is_background=background)
         self._publisher = EventPublisher(
-            events, self._state, self._assigner, self._rounds.wait, clock.monotonic, patience, sent
+            events, self._state, self._assigner, self._rounds.wait, env.clock.monotonic, patience, sent
         )
         self._closing = threading.Lock()
         self._origin = Origin("The metadata manager", self)
@@ -97,9 +96,7 @@ class MetadataManager(Closing):
         *,
         patience: float = PATIENCE,
         background: bool = True,
-        disk: Disk = DISK,
-        clock: Clock = CLOCK,
-        chance: Chance = CHANCE,
+        env: Env = SYSTEM,
     ) -> Self:
         """Start a manager: loads its snapshot, if there is a usable one, and follows nothing yet.
 
@@ -110,23 +107,21 @@ class MetadataManager(Closing):
             patience: seconds that a write waits until this node has applied it.
             background: whether threads follow and save. Without them only :meth:`step` and calls that wait do so: for
                 tests, and for single-threaded use.
-            disk: where the folder is.
-            clock: times snapshots and waits.
-            chance: names temporary folders.
+            env: The disk of the folder, the clock that times snapshots and waits, and names of temporary folders.
         """
         if not snapshot_interval > 0:
             raise InvalidInput(f"A snapshot cannot be taken every {snapshot_interval} seconds: use more than 0.")
         snapshots = None
         if snapshot_dir is not None:
             folder = as_address(snapshot_dir)
-            snapshots = MetadataSnapshots(folder, events.partition_count, events.topic_id, disk, clock, chance)
+            snapshots = MetadataSnapshots(folder, events.partition_count, events.topic_id, env)
         return cls(
             events,
             snapshots,
             snapshot_interval=snapshot_interval,
             patience=patience,
             background=background,
-            clock=clock,
+            env=env,
         )
 
     def reconcile_assignment(self, partitions: Iterable[int]) -> None:

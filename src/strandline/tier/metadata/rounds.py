@@ -7,7 +7,7 @@ import threading
 from typing import Final
 
 from strandline.errors import StrandlineError
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.worker_thread import WorkerThread
 from strandline.tier.metadata.events import EventFollower
 from strandline.tier.metadata.snapshot import MetadataSnapshots
@@ -30,7 +30,7 @@ class MetadataRounds:
         follower: EventFollower,
         snapshots: MetadataSnapshots | None,
         interval: float,
-        clock: Clock,
+        env: Env,
         *,
         is_background: bool,
     ) -> None:
@@ -45,8 +45,8 @@ class MetadataRounds:
         self._state = follower.state
         self._snapshots = snapshots
         self._interval = interval
-        self._clock = clock
-        self._due = clock.monotonic() + interval
+        self._clock = env.clock
+        self._due = env.clock.monotonic() + interval
         self._saving = threading.Lock()
         self._threads: list[WorkerThread] = []
 

@@ -23,8 +23,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.json_values import LARGEST, natural
 from strandline.snapshots.sealed import DATA, check_kind, newest_snapshot, next_number, seal, snapshot_folder
 from strandline.snapshots.staging import set_aside
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.disk import DISK, Disk
+from strandline.storage.env import SYSTEM, Env
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.cache_tables import SCHEMAS
 from strandline.tier.metadata.state import PartitionCopy
@@ -48,13 +47,11 @@ class MetadataSnapshots:
     """Number of metadata partitions: another number distributes the segments differently."""
     topic_id: UUID = NO_TOPIC
     """The topic of the positions, if known."""
-    disk: Disk = field(default=DISK, repr=False)
-    clock: Clock = field(default=CLOCK, repr=False)
-    chance: Chance = field(default=CHANCE, repr=False)
+    env: Env = field(default=SYSTEM, repr=False)
 
     def save(self, taken: Mapping[int, PartitionCopy]) -> None:
         """Store a snapshot atomically: durable when this returns; on failure the former one stays."""
-        number = next_number(self.folder, disk=self.disk)
+        number = next_number(self.folder, env=self.env)
         seal(
             snapshot_folder(self.folder, number),
             kind=KIND,
@@ -62,9 +59,7 @@ class MetadataSnapshots:
             cursor=self._cursor({partition: each.next for partition, each in taken.items()}),
             fill=lambda data: self._fill(data, taken),
             verify=self._verify,
-            disk=self.disk,
-            clock=self.clock,
-            chance=self.chance,
+            env=self.env,
         )
         self._trim(number)
 
@@ -82,7 +77,7 @@ class MetadataSnapshots:
             return {}
 
     def _loaded(self) -> dict[int, tuple[int, SegmentCache]]:
-        snapshot = newest_snapshot(self.folder, disk=self.disk)
+        snapshot = newest_snapshot(self.folder, env=self.env)
         if snapshot is None:
             _LOGGER.warning("There is no snapshot at %s: all segment events are replayed.", self.folder)
             return {}
@@ -109,10 +104,10 @@ class MetadataSnapshots:
                 slices[name] = [at, len(part)]
                 parts.append(part)
                 at += len(part)
-            self.disk.write_new(f"{data}/{_name(partition)}", parts)
+            self.env.disk.write_new(f"{data}/{_name(partition)}", parts)
             partitions[str(partition)] = {"next": position, "tables": slices}
         fields = {"partition_count": self.count, "partitions": partitions}
-        self.disk.write_new(f"{data}/{POSITIONS}", [encode_checked(KIND, KIND_VERSION, fields)])
+        self.env.disk.write_new(f"{data}/{POSITIONS}", [encode_checked(KIND, KIND_VERSION, fields)])
 
     def _verify(self, data: str) -> Cursor:
         positions = self._positions(data)
@@ -123,14 +118,14 @@ class MetadataSnapshots:
     def _trim(self, number: int) -> None:
         """Remove older snapshots; what cannot be removed now is removed by the next save."""
         with suppress(StorageError):
-            for row in self.disk.scan(self.folder):
+            for row in self.env.disk.scan(self.folder):
                 if row.is_folder and row.name.isdecimal() and int(row.name) <= number - _KEPT:
-                    set_aside(f"{self.folder}/{row.name}", disk=self.disk, chance=self.chance)
+                    set_aside(f"{self.folder}/{row.name}", env=self.env)
 
     def _positions(self, data: str) -> dict[int, tuple[int, dict[str, slice]]]:
         path = f"{data}/{POSITIONS}"
         with damage(path, "Remove the snapshot."):
-            fields = decode_checked(self.disk.read(path, 0, LARGEST + 1), KIND, KIND_VERSION)
+            fields = decode_checked(self.env.disk.read(path, 0, LARGEST + 1), KIND, KIND_VERSION)
             count = fields["partition_count"]
             found = {
                 natural(int(key)): (natural(row["next"]), {name: _place(row["tables"][name]) for name in SCHEMAS})
@@ -142,7 +137,7 @@ class MetadataSnapshots:
 
     def _tables(self, data: str, partition: int, slices: Mapping[str, slice]) -> dict[str, pa.Table]:
         path = f"{data}/{_name(partition)}"
-        held = memoryview(self.disk.read(path))
+        held = memoryview(self.env.disk.read(path))
         tables = {}
         for name, place in slices.items():
             found = read_stream(held[place], _LAYOUTS[name], f"The table of {name} in {path}")

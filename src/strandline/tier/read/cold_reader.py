@@ -13,7 +13,7 @@ from strandline.model.cursor import Cursor, Limit
 from strandline.model.retention import SlotState
 from strandline.model.segments import SegmentMetadata, TopicPartition
 from strandline.model.times import TOLERANCE
-from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.tier.copy.history import is_same_record
 from strandline.tier.copy.planning import first_since
@@ -79,7 +79,7 @@ class ColdReader:
     store: ObjectStore
     partition: TopicPartition
     """The log's name in the events."""
-    clock: Clock = CLOCK
+    env: Env = SYSTEM
 
     def first(self, hot: HotStart) -> int:
         """The first offset in segments, if they reach up to the hot tier; otherwise the start of the hot tier."""
@@ -258,7 +258,7 @@ class ColdReader:
         for left in reversed(range(_TRIES)):
             segments = self._readable(hot)
             try:
-                return self._listed_since(segments, time, self.clock.now() + TOLERANCE)
+                return self._listed_since(segments, time, self.env.clock.now() + TOLERANCE)
             except NotFound:
                 if not left:  # otherwise it may have expired since the lookup
                     raise

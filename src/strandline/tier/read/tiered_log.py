@@ -383,7 +383,7 @@ def check_own(log: object) -> None:
     if not isinstance(log, WalReading):
         return
     folder = Path(log.folder).absolute()
-    names = contents(folder.parent, disk=log.disk).found.get(FolderKind.NODE, ())
+    names = contents(folder.parent, disk=log.env.disk).found.get(FolderKind.NODE, ())
     if _STATE in names and folder.name in names:
         raise Unsupported(
             f"The log in {folder} belongs to the node in {folder.parent}, and another copy may lead after a failover: "

@@ -15,6 +15,7 @@ from strandline.model.cursor import SECOND
 from strandline.model.head import Head
 from strandline.model.times import NO_DOUBT, TOLERANCE, Doubt, Present, doubt_of, may_expire, may_set_back
 from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore, has_own_clock, measure_skew
 
 NOTE: Final = "clock/note.json"
@@ -28,7 +29,7 @@ PROBE: Final = "clock/dry-run"
 class Clocks:
     """Clocks in one round. ``ahead``: seconds by which listing times are ahead of the present."""
 
-    clock: Clock
+    env: Env
     present: Present
     """When the round began."""
     doubt: Doubt
@@ -38,11 +39,11 @@ class Clocks:
 
     def now(self) -> int:
         """The time to store and to compare with stored times. A round may take long."""
-        return self.clock.now() + self.present.now - self.present.local
+        return self.env.clock.now() + self.present.now - self.present.local
 
     def earliest(self) -> int:
         """The time that both clocks have reached."""
-        return self.clock.now() + self.present.earliest - self.present.local
+        return self.env.clock.now() + self.present.earliest - self.present.local
 
     @property
     def skew(self) -> float:
@@ -86,7 +87,7 @@ class Clocks:
         return said
 
 
-def compare_clocks(store: ObjectStore, head: Head, *, clock: Clock, dry_run: bool) -> Clocks:
+def compare_clocks(store: ObjectStore, head: Head, *, env: Env, dry_run: bool) -> Clocks:
     """Compare the clocks: two requests to a store that has a clock of its own.
 
     A dry run also reads the store's clock, by an object that it deletes again. If that write fails,
@@ -96,8 +97,12 @@ def compare_clocks(store: ObjectStore, head: Head, *, clock: Clock, dry_run: boo
     is_witnessed = has_own_clock(store.url)
     if is_witnessed:
         with contextlib.suppress(StorageError):
-            skew = _probe(store, clock) if dry_run else measure_skew(store, NOTE, encode_clock_note(doubt), clock=clock)
-    present = Present(clock.now(), skew, is_witnessed)
+            skew = (
+                _probe(store, env.clock)
+                if dry_run
+                else measure_skew(store, NOTE, encode_clock_note(doubt), clock=env.clock)
+            )
+    present = Present(env.clock.now(), skew, is_witnessed)
     if not is_witnessed:
         before = _read_note(store)
         doubt = doubt_of(present, before, listed=head.listed, last_trim=head.trim_began)
@@ -105,7 +110,7 @@ def compare_clocks(store: ObjectStore, head: Head, *, clock: Clock, dry_run: boo
             store.put(NOTE, encode_clock_note(doubt))
     ahead = head.listed - present.now
     return Clocks(
-        clock,
+        env,
         present,
         doubt,
         ahead / SECOND if ahead > TOLERANCE else 0.0,

@@ -17,7 +17,6 @@ from strandline.model.addresses import Address
 from strandline.model.arguments import checked, shown
 from strandline.model.head import Head
 from strandline.model.stamp import OpId
-from strandline.storage.clock import CHANCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ def forget_source(log: Address | LogReading, source: UUID) -> RememberedSource:
     def without(head: Head) -> Head:
         return replace(head, writers={writer: state for writer, state in head.writers.items() if writer != source})
 
-    Lister(hot.store, hot.log_id, clock=hot.clock, chance=CHANCE).cell.update(OpId(CHANCE.uuid()), without)
+    Lister(hot.store, hot.log_id, env=hot.env).cell.update(OpId(hot.env.chance.uuid()), without)
     forget_name(hot.store, source)
     return known
 

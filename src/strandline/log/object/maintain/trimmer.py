@@ -116,10 +116,10 @@ class Trimmer:
         again, not only those since the last round: for objects of uploads that arrived very late.
         """
         head, done = self.slots.read_head(), TrimResult(dry_run=dry_run)
-        if not is_due(head.trim_began, self.slots.clock.now(), pause):
+        if not is_due(head.trim_began, self.slots.env.clock.now(), pause):
             done.floor, done.skipped = head.floor, True
             return done
-        with metrics.timed(metrics.TRIM_SECONDS, self.slots.clock.monotonic):
+        with metrics.timed(metrics.TRIM_SECONDS, self.slots.env.clock.monotonic):
             clocks = self._compare_clocks(head, done)
             self.trim(done, clocks)
             self._sweep(done, clocks, everything=everything, on_progress=on_progress or (lambda _: None))
@@ -130,7 +130,7 @@ class Trimmer:
 
     def _compare_clocks(self, head: Head, done: TrimResult) -> Clocks:
         """Determine the time, and set back listing times that are certainly ahead of it."""
-        clocks = compare_clocks(self.slots.store, head, clock=self.slots.clock, dry_run=done.dry_run)
+        clocks = compare_clocks(self.slots.store, head, env=self.slots.env, dry_run=done.dry_run)
         done.clocks = clocks
         for said in clocks.warnings():
             _LOGGER.warning("%s: %s", self.slots.store.url, said)
@@ -170,7 +170,7 @@ class Trimmer:
         if not done.dry_run:
             trim = Trim(
                 cut,
-                f"trimmed/{head.generation:016d}/{self.slots.chance.uuid().hex}.cut",
+                f"trimmed/{head.generation:016d}/{self.slots.env.chance.uuid().hex}.cut",
                 head.generation,
                 members.membership,
             )

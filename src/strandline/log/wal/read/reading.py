@@ -31,9 +31,9 @@ from strandline.model.head import StoredAppend, WriterId
 from strandline.model.records import RecordSource
 from strandline.model.retention import Retention
 from strandline.model.times import TOLERANCE
-from strandline.storage.clock import CLOCK, Clock, boot_id
+from strandline.storage.clock import boot_id
 from strandline.storage.closing import Closing
-from strandline.storage.disk import DISK, Disk
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.values.contract import Codec
 from strandline.values.recorded import check_recorded, newest
@@ -45,13 +45,11 @@ R = TypeVar("R")
 class WalReading(LogReading, ABC):
     """The reading half of a write-ahead log. Changes nothing; shows only durable records; safe in threads."""
 
-    clock: Clock
-
-    def __init__(self, folder: str, log_id: UUID, catalog: Catalog, *, disk: Disk) -> None:
+    def __init__(self, folder: str, log_id: UUID, catalog: Catalog, *, env: Env) -> None:
         self.folder = folder
         self._log_id = log_id
         self._catalog = catalog
-        self.disk = disk
+        self.env = env
 
     @abstractmethod
     def view(self) -> View:
@@ -82,7 +80,7 @@ class WalReading(LogReading, ABC):
     @property
     def value_versions(self) -> tuple[ValueVersion, ...]:
         """All versions of the value format, as stored now; none if values are plain bytes."""
-        return read_log_json(self.folder, disk=self.disk)[1]
+        return read_log_json(self.folder, disk=self.env.disk)[1]
 
     def check_value(self, value: Codec | None) -> None:
         """``InvalidInput`` unless the log has recorded the codec, in any version; None is always right."""
@@ -113,7 +111,7 @@ class WalReading(LogReading, ABC):
 
         def read(view: View) -> int:
             first, end = view.bounds.first, view.bounds.next
-            now = self.clock.now()
+            now = self.env.clock.now()
             return resume.position_of(
                 start, self._log_id, view.bounds, lambda time: self._written_since(time, first, end, now)
             )
@@ -257,16 +255,17 @@ class WalReader(WalReading, Closing):
     read; calls that change the log raise ``Unsupported``.
     """
 
-    def __init__(self, folder: Address, *, disk: Disk = DISK, clock: Clock = CLOCK, boot: UUID | None = None) -> None:
+    def __init__(self, folder: Address, *, env: Env = SYSTEM, boot: UUID | None = None) -> None:
         """Read the log in this folder.
 
         ``NotALog`` if there is none, ``Diverged`` if the spool from which it was migrated was written since.
         """
         folder = as_folder(folder)
-        log_id = read_identity(folder, disk=disk)
-        refuse_changed_spool(folder, disk=disk)
-        super().__init__(folder, log_id, Catalog(folder, log_id, firsts_in(disk.scan(folder)), disk=disk), disk=disk)
-        self.clock = clock
+        log_id = read_identity(folder, disk=env.disk)
+        refuse_changed_spool(folder, disk=env.disk)
+        super().__init__(
+            folder, log_id, Catalog(folder, log_id, firsts_in(env.disk.scan(folder)), disk=env.disk), env=env
+        )
         self._boot = boot_id() if boot is None else boot
         self._waiter = HeadPoller()
         self._seen = 0
@@ -282,7 +281,7 @@ class WalReader(WalReading, Closing):
     def view(self) -> View:
         """The durable, retained range now, as published by the writer."""
         for _ in range(MARK_READS):
-            mark = read_mark(self.folder, self._log_id, disk=self.disk)
+            mark = read_mark(self.folder, self._log_id, disk=self.env.disk)
             if mark is None:
                 continue
             if not mark.clean and mark.boot != self._boot:
@@ -299,16 +298,16 @@ class WalReader(WalReading, Closing):
         )
 
     def _frames(self, since: int, end: int) -> Iterator[WalSpan]:
-        return (WalSpan.of(frame, None, self.disk) for frame in self._catalog.frames(since, end))
+        return (WalSpan.of(frame, None, self.env.disk) for frame in self._catalog.frames(since, end))
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until a record past the cursor is durable (True), or until the timeout (False); polls."""
-        return self._waiter.wait(self, past, timeout, self.clock)
+        return self._waiter.wait(self, past, timeout, self.env.clock)
 
     @property
     def slots(self) -> ReadOnlySlots:
         """The slots as last written; their positions may be higher by now."""
-        kept = partial(read_slots_file, self.folder, self._log_id, disk=self.disk)
+        kept = partial(read_slots_file, self.folder, self._log_id, disk=self.env.disk)
         return ReadOnlySlots(lambda: kept().slots, self._refusal)
 
     @property

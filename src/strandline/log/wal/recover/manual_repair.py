@@ -19,8 +19,8 @@ from strandline.log.wal.recover.rewind import finish_rewind
 from strandline.log.wal.recover.scan_tail import Examined, Torn, examine_files, read_identity, read_slots_file
 from strandline.log.wal.recover.verify import OnProgress, WalVerification, verify
 from strandline.log.wal.slots import write_slots_file
-from strandline.storage.clock import CHANCE, CLOCK, Chance, Clock
-from strandline.storage.disk import DISK, Disk
+from strandline.storage.disk import Disk
+from strandline.storage.env import SYSTEM, Env
 
 
 class Rewritten(NamedTuple):
@@ -58,24 +58,24 @@ class RepairPlan:
 
 
 def plan_repair(
-    folder: str, *, forget_slots: bool, disk: Disk = DISK, clock: Clock = CLOCK, on_progress: OnProgress | None = None
+    folder: str, *, forget_slots: bool, env: Env = SYSTEM, on_progress: OnProgress | None = None
 ) -> RepairPlan:
     """Read the whole log and plan its repair. Changes nothing.
 
     ``CorruptData``, naming the first place, if acknowledged records are damaged: no repair restores those.
     With ``forget_slots`` a missing or damaged ``slots.json`` is no reason to refuse.
     """
-    if not any(row.name == IDENTITY for row in disk.scan(folder)) and not firsts_in(disk.scan(folder)):
+    if not any(row.name == IDENTITY for row in env.disk.scan(folder)) and not firsts_in(env.disk.scan(folder)):
         raise NotALog(f"There is no write-ahead log in {folder}: name another folder.")
-    found = verify(folder, disk=disk, clock=clock, on_progress=on_progress)
-    forgotten = _unreadable(folder, found, disk=disk) if forget_slots else None
+    found = verify(folder, env=env, on_progress=on_progress)
+    forgotten = _unreadable(folder, found, disk=env.disk) if forget_slots else None
     _refuse([finding for finding in found.damage if forgotten is None or finding.kind is not FindingKind.SLOT], folder)
-    log_id = read_identity(folder, disk=disk)
+    log_id = read_identity(folder, disk=env.disk)
     if forgotten is None:
-        kept = read_slots_file(folder, log_id, disk=disk)
+        kept = read_slots_file(folder, log_id, disk=env.disk)
     else:
-        kept = SlotsFile(log_id, min(firsts_in(disk.scan(folder))))
-    examined = examine_files(folder, kept, disk=disk, without=found.indexes)
+        kept = SlotsFile(log_id, min(firsts_in(env.disk.scan(folder))))
+    examined = examine_files(folder, kept, disk=env.disk, without=found.indexes)
     return _planned(folder, found, examined, forgotten)
 
 
@@ -121,37 +121,35 @@ def repair_log(
     folder: str,
     *,
     forget_slots: bool,
-    disk: Disk = DISK,
-    clock: Clock = CLOCK,
-    chance: Chance = CHANCE,
+    env: Env = SYSTEM,
     on_progress: OnProgress | None = None,
 ) -> RepairPlan:
     """Execute :func:`plan_repair`, and leave the log closed and whole; returns the executed plan.
 
     Nothing is changed if acknowledged records are damaged. ``Fenced`` while another process has the log open.
     """
-    there = contents(folder, disk=disk)
+    there = contents(folder, disk=env.disk)
     if not there.is_free() and FolderKind.OTHER not in there.kinds:
         refuse_others(there, FolderKind.WAL)  # before the lock, whose file would stay
-    if not any(row.name == IDENTITY for row in disk.scan(folder)):
+    if not any(row.name == IDENTITY for row in env.disk.scan(folder)):
         # Raises if a repair is impossible.
-        plan_repair(folder, forget_slots=forget_slots, disk=disk, clock=clock, on_progress=on_progress)
+        plan_repair(folder, forget_slots=forget_slots, env=env, on_progress=on_progress)
     with contextlib.ExitStack() as held:
-        hold_lock(held, folder, disk=disk)
-        finish_rewind(folder, disk=disk)
-        plan = plan_repair(folder, forget_slots=forget_slots, disk=disk, clock=clock, on_progress=on_progress)
-        log_id = read_identity(folder, disk=disk)
-        last = max(firsts_in(disk.scan(folder)))
+        hold_lock(held, folder, disk=env.disk)
+        finish_rewind(folder, disk=env.disk)
+        plan = plan_repair(folder, forget_slots=forget_slots, env=env, on_progress=on_progress)
+        log_id = read_identity(folder, disk=env.disk)
+        last = max(firsts_in(env.disk.scan(folder)))
         for first in plan.indexes:
             if first == last:  # opening rebuilds it from the frames
-                disk.remove(f"{folder}/{index_name(first)}")
+                env.disk.remove(f"{folder}/{index_name(first)}")
             else:
-                rebuild_index(folder, log_id, first, disk=disk)
+                rebuild_index(folder, log_id, first, disk=env.disk)
         if plan.forgotten is not None:
-            _set_slots_aside(folder, disk=disk)
-            write_slots_file(folder, SlotsFile(log_id, plan.start), disk=disk)
+            _set_slots_aside(folder, disk=env.disk)
+            write_slots_file(folder, SlotsFile(log_id, plan.start), disk=env.disk)
     # Opening cuts the torn tail, and publishes the log's end; closing marks it as clean.
-    WalLog.open(folder, create=False, background=False, disk=disk, clock=clock, chance=chance).close()
+    WalLog.open(folder, create=False, background=False, env=env).close()
     return plan
 
 

@@ -35,8 +35,8 @@ from strandline.log.wal.recover.scan_tail import Examined, Torn
 from strandline.log.wal.recover.walk import frames_of, walk
 from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import IndexWriter, JournalPosition, encode_lead
-from strandline.storage.clock import Chance
 from strandline.storage.disk import Disk, exists, replace_file
+from strandline.storage.env import Env
 
 _LOGGER: Final = logging.getLogger(__name__)
 _READ_BYTES: Final = 8 << 20
@@ -136,22 +136,22 @@ def rebuild_index(folder: str, log_id: UUID, first: int, *, disk: Disk) -> None:
     disk.sync_folder(folder)
 
 
-def create_if_absent(folder: str, values: Callable[[], Sequence[ValueVersion]], *, disk: Disk, chance: Chance) -> None:
+def create_if_absent(folder: str, values: Callable[[], Sequence[ValueVersion]], *, env: Env) -> None:
     """Create an empty log in a folder that has none, with the value format ``values()``; the caller holds its lock.
 
     Leftovers of an interrupted creation are replaced. ``CorruptData`` if there is more: then this was a log.
     """
-    if exists(f"{folder}/{IDENTITY}", disk=disk):
+    if exists(f"{folder}/{IDENTITY}", disk=env.disk):
         return
     versions = values()  # which a new log may refuse: before anything is changed
-    _clear(folder, disk=disk)
-    log_id = chance.uuid()
-    write_slots_file(folder, SlotsFile(log_id, 0), disk=disk)
+    _clear(folder, disk=env.disk)
+    log_id = env.chance.uuid()
+    write_slots_file(folder, SlotsFile(log_id, 0), disk=env.disk)
     # Not the time of creation: the first record may be a copy of an older one, with its time.
     lead = encode_lead(log_id, 0, JournalPosition(0, 0, 0, 0, 0, {}))
-    disk.write_new(f"{folder}/{data_name(0)}", lead)
-    disk.sync_folder(folder)
-    write_identity(folder, log_id, versions, disk=disk)
+    env.disk.write_new(f"{folder}/{data_name(0)}", lead)
+    env.disk.sync_folder(folder)
+    write_identity(folder, log_id, versions, disk=env.disk)
 
 
 def write_identity(folder: str, log_id: UUID, values: Sequence[ValueVersion], *, disk: Disk) -> None:

@@ -48,7 +48,8 @@ from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.log.writers.numbered import forget_silent
 from strandline.model.cursor import Cursor
-from strandline.storage.disk import DISK, Disk, make_own_folder, replace_file, sync_name
+from strandline.storage.disk import Disk, make_own_folder, replace_file, sync_name
+from strandline.storage.env import SYSTEM, Env
 
 _READ_BYTES: Final = 8 << 20
 """Bytes copied at a time."""
@@ -72,7 +73,7 @@ class Rewound:
         return self.end - self.cursor.next
 
 
-def rewind(folder: str, to: int, *, quarantine: str, disk: Disk = DISK) -> Rewound:
+def rewind(folder: str, to: int, *, quarantine: str, env: Env = SYSTEM) -> Rewound:
     """Durably move everything from an offset on out of a closed log, so that it ends there.
 
     ``quarantine``, a folder that is absent or empty, becomes a write-ahead log of the same identity that begins at
@@ -89,11 +90,11 @@ def rewind(folder: str, to: int, *, quarantine: str, disk: Disk = DISK) -> Rewou
     ``quarantine``, ``CorruptData`` for damage: nothing was changed. ``Fenced`` while a process has it open.
     """
     with contextlib.ExitStack() as held:
-        hold_lock(held, folder, disk=disk)
-        log_id = read_identity(folder, disk=disk)
-        finished = finish_rewind(folder, disk=disk)
-        found = examine(folder, disk=disk)
-        repair(folder, found, disk=disk)
+        hold_lock(held, folder, disk=env.disk)
+        log_id = read_identity(folder, disk=env.disk)
+        finished = finish_rewind(folder, disk=env.disk)
+        found = examine(folder, disk=env.disk)
+        repair(folder, found, disk=env.disk)
         start, end = found.kept.start, max(found.kept.start, found.place.next)
         if not start <= to <= end:
             raise InvalidInput(
@@ -104,26 +105,26 @@ def rewind(folder: str, to: int, *, quarantine: str, disk: Disk = DISK) -> Rewou
             if finished is not None and finished.to == to:
                 return Rewound(folder, finished.quarantine, cursor, finished.end)
             return Rewound(folder, None, cursor, end)
-        cut = _find_cut(folder, found, to, disk=disk)
-        _set_aside(folder, found, cut, to, quarantine, disk=disk)
-        decided = _decide(folder, found, cut, to, quarantine, disk=disk)
-        finish_rewind(folder, disk=disk)
+        cut = _find_cut(folder, found, to, disk=env.disk)
+        _set_aside(folder, found, cut, to, quarantine, disk=env.disk)
+        decided = _decide(folder, found, cut, to, quarantine, disk=env.disk)
+        finish_rewind(folder, disk=env.disk)
         return Rewound(folder, quarantine, Cursor(log_id, to, decided.term), end)
 
 
-def copy_tail(folder: str, first: int, *, quarantine: str, disk: Disk = DISK) -> None:
+def copy_tail(folder: str, first: int, *, quarantine: str, env: Env = SYSTEM) -> None:
     """Durably copy everything from an offset on out of a closed log, as :func:`rewind` does; the log stays as it is.
 
     ``InvalidInput`` if the log does not have that offset; raises as :func:`rewind` otherwise.
     """
     with contextlib.ExitStack() as held:
-        hold_lock(held, folder, disk=disk)
-        finish_rewind(folder, disk=disk)
-        found = examine(folder, disk=disk)
-        repair(folder, found, disk=disk)
+        hold_lock(held, folder, disk=env.disk)
+        finish_rewind(folder, disk=env.disk)
+        found = examine(folder, disk=env.disk)
+        repair(folder, found, disk=env.disk)
         if not found.kept.start <= first < found.place.next:
             raise InvalidInput(f"The log in {folder} does not have offset {first}: nothing was copied.")
-        _set_aside(folder, found, _find_cut(folder, found, first, disk=disk), first, quarantine, disk=disk)
+        _set_aside(folder, found, _find_cut(folder, found, first, disk=env.disk), first, quarantine, disk=env.disk)
 
 
 class _RewindCut(NamedTuple):

@@ -27,6 +27,7 @@ from strandline.model.segments import COLD_FILE, COLD_FOLDER
 from strandline.model.times import TOLERANCE
 from strandline.storage.clock import Clock
 from strandline.storage.disk import Disk, FolderRow
+from strandline.storage.env import Env
 
 _KNOWN: Final = frozenset(
     {names.IDENTITY, names.SLOTS_FILE, names.MARK, names.LOCK, names.REWIND, MIGRATED, COLD_FILE, COLD_FOLDER}
@@ -51,7 +52,7 @@ def data_bytes(folder: str, *, disk: Disk) -> int:
     return sum(row.size for row in rows if names.firsts_in([row]))
 
 
-def verify(folder: str, *, disk: Disk, clock: Clock, on_progress: OnProgress | None = None) -> WalVerification:
+def verify(folder: str, *, env: Env, on_progress: OnProgress | None = None) -> WalVerification:
     """Verify a whole log. Changes nothing, takes no lock, needs little memory.
 
     Damage to acknowledged records is *damage*; what opening the log repairs by itself is a *note*. The log may
@@ -59,10 +60,10 @@ def verify(folder: str, *, disk: Disk, clock: Clock, on_progress: OnProgress | N
     not missed. ``NotALog`` if the folder holds something else, or no log; ``UnsupportedVersion`` for a log of a newer
     version.
     """
-    there = contents(folder, disk=disk)
+    there = contents(folder, disk=env.disk)
     if FolderKind.WAL not in there.kinds and not there.is_free():
         refuse_others(there, FolderKind.WAL)
-    return _Verifier(folder, disk, clock, on_progress or (lambda _: None)).run()
+    return _Verifier(folder, env.disk, env.clock, on_progress or (lambda _: None)).run()
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from strandline.log.wal.read.span import Tail, WalSpan
 from strandline.log.wal.read.watermark import Published
 from strandline.log.wal.write.groups import Item
 from strandline.log.wal.write.journal import Journal, WrittenGroup
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.metrics import BATCHES_WRITTEN, BYTES_WRITTEN, COMMIT_SECONDS, RECORDS_WRITTEN
 
 
@@ -22,14 +22,14 @@ class CommitSteps:
         published: Published,
         *,
         durable: Callable[[int], object] | None,
-        clock: Clock,
+        env: Env,
     ) -> None:
         """``durable`` is called with each new durable end, before readers see it."""
         self._journal = journal
         self._tail = tail
         self._published = published
         self._durable = durable
-        self._clock = clock
+        self._clock = env.clock
         self.unsynced: list[WalSpan] = []
         """Frames that are written, but not known to be durable."""
 

@@ -51,7 +51,7 @@ class GroupCommitter:
         self._name = name
         self._steps = steps
         self._end = end
-        self._now_ns = settings.clock.now_ns
+        self._now_ns = settings.env.clock.now_ns
         self.next = place.next
         """The offset of the next record."""
         self.term = place.term

@@ -23,8 +23,8 @@ from strandline.log.writers.source import remembered
 from strandline.model.cursor import SECOND
 from strandline.model.head import WriterId, WriterState, proof_of
 from strandline.model.times import DAY, TOLERANCE
-from strandline.storage.clock import Chance, Clock
 from strandline.storage.disk import Disk
+from strandline.storage.env import Env
 
 FRAME_BYTES: Final = 4 << 20
 """Most bytes of a frame that single values share; a larger value has a frame of its own."""
@@ -81,9 +81,7 @@ class WalSettings:
     background: bool
     durable: Callable[[int], object] | None
     boot: UUID
-    disk: Disk
-    clock: Clock
-    chance: Chance
+    env: Env
 
 
 @dataclass(slots=True)
@@ -114,10 +112,9 @@ class FrameTimes:
     was behind would otherwise write the same time as the original.
     """
 
-    def __init__(self, where: str, clock: Clock, chance: Chance) -> None:
+    def __init__(self, where: str, env: Env) -> None:
         self._where = where
-        self._clock = clock
-        self._chance = chance
+        self._env = env
         self._is_first = True
         """Whether no frame was written by the own clock since the log was opened."""
         self._ahead_since: float | None = None
@@ -135,19 +132,19 @@ class FrameTimes:
             return wanted  # a replica follows its primary's times at once
         if given is not None:
             return last
-        step = 1 + int(_MOST_STEP * self._chance.jitter()) if self._is_first else 0
+        step = 1 + int(_MOST_STEP * self._env.chance.jitter()) if self._is_first else 0
         self._is_first = False
         return last + step
 
     def _is_believed(self, ahead: int) -> bool:
         if self._ahead_since is None:
-            self._ahead_since = self._clock.monotonic()
+            self._ahead_since = self._env.clock.monotonic()
             _LOGGER.warning(
                 "%s: its last frames are %d s ahead of this machine's clock, which was ahead when they were written, "
                 "or is behind now: correct it. If it stays so for a day, new frames use the clock again.",
                 self._where, ahead // 1000,
             )  # fmt: skip
-        return self._clock.monotonic() - self._ahead_since >= DAY / SECOND
+        return self._env.clock.monotonic() - self._ahead_since >= DAY / SECOND
 
 
 class WrittenGroup(NamedTuple):
@@ -178,13 +175,13 @@ class Journal:
         self._salt = salt_of(found.log_id)
         self._roll_bytes = settings.roll_bytes
         self._rolled = rolled
-        self._disk = settings.disk
-        self._clock = settings.clock
+        self._disk = settings.env.disk
+        self._clock = settings.env.clock
         self._index = index
         self._new = False
         """Whether the name of the file is not durable yet."""
         self.place = place
-        self._times = FrameTimes(folder, settings.clock, settings.chance)
+        self._times = FrameTimes(folder, settings.env)
         self._path = f"{folder}/{data_name(place.first)}"
         self._file = self._disk.open_append(self._path)
 

@@ -14,7 +14,7 @@ from strandline.log.wal.recover.repair import drop_below
 from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.write.committer import GroupCommitter
 from strandline.log.wal.write.journal import Journal
-from strandline.storage.disk import Disk
+from strandline.storage.env import Env
 
 
 class DurableFiles(NamedTuple):
@@ -39,7 +39,7 @@ class LogStart:
         catalog: Catalog,
         committer: GroupCommitter,
         *,
-        disk: Disk,
+        env: Env,
     ) -> None:
         """The parts of an open log; nothing is done yet."""
         self._folder = folder
@@ -48,7 +48,7 @@ class LogStart:
         self._published = published
         self._catalog = catalog
         self._committer = committer
-        self._disk = disk
+        self._disk = env.disk
         self.lock = threading.Lock()
         """Protects the removal of files, the start offset, and closing, which is final."""
         self._keepers = 0

@@ -34,7 +34,7 @@ from strandline.node.flight.client.channel import Channel
 from strandline.node.flight.security import ClientSecurity, is_loopback
 from strandline.node.message_json import read_status
 from strandline.node.messages import NodeStatus
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.fork_check import Origin, bound_to_process
 
 T = TypeVar("T")
@@ -107,14 +107,14 @@ class NodeChannels:
         timeout: float,
         failover_timeout: float,
         read_from: ReadFrom,
-        clock: Clock,
+        env: Env,
     ) -> None:
         self.url = url
         self.security = security
         self.timeout = timeout
         self.failover_timeout = failover_timeout
         self._read_from = read_from
-        self._clock = clock
+        self._clock = env.clock
         self._lock = threading.Lock()
         self._primary: _KnownPrimary | None = None
         self._readers: tuple[Channel, ...] = ()

@@ -33,8 +33,8 @@ from strandline.node.messages import (
     SnapshotOffer,
     Topology,
 )
-from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _SNAPSHOT_SECONDS: Final = 300.0
@@ -64,7 +64,7 @@ class FlightUpstream(Closing):
         security: ClientSecurity | None = None,
         timeout: float = TIMEOUT,
         queue_bytes: int = QUEUE_BYTES,
-        clock: Clock = CLOCK,
+        env: Env = SYSTEM,
     ) -> None:
         """For the node at ``grpc://host:port`` or ``grpc+tls://host:port``.
 
@@ -72,7 +72,7 @@ class FlightUpstream(Closing):
         """
         self._channel = Channel(url, security=security, timeout=timeout)
         self._queue_bytes = queue_bytes
-        self._clock = clock
+        self._env = env
         self._acknowledging = threading.Lock()
         self._acks: _AckStream | None = None
         self._origin = Origin(f"The connection to {url}", self)
@@ -99,7 +99,7 @@ class FlightUpstream(Closing):
             since.next,
             url=self._channel.url,
             silence=self._channel.timeout,
-            clock=self._clock,
+            env=self._env,
             queue_bytes=self._queue_bytes,
         )
 
@@ -123,7 +123,7 @@ class FlightUpstream(Closing):
                 raise
 
     def _ack_stream(self, name: str) -> _AckStream:
-        now = self._clock.monotonic()
+        now = self._env.clock.monotonic()
         if self._acks is None or self._acks.name != name or now >= self._acks.fresh_until:
             self._drop_acks()
             self._acks = _AckStream(self._channel, name, now)

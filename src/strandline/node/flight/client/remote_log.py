@@ -42,8 +42,8 @@ from strandline.node.members.rules import AddNode, CancelChange, Change, RemoveN
 from strandline.node.members.steps import MembersApi
 from strandline.node.message_json import read_commit, read_node_slots, read_status
 from strandline.node.messages import WAIT, Commit, NodeSlots, NodeStatus, Plan, TimedOut, Topology
-from strandline.storage.clock import CHANCE, CLOCK, Clock
 from strandline.storage.closing import Closing
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 
 _ANY_LOG: Final = UUID(int=0)
@@ -72,7 +72,7 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
         timeout: Duration = TIMEOUT,
         read_from: ReadFrom = "primary",
         failover_timeout: float = FAILOVER_TIMEOUT,
-        clock: Clock = CLOCK,
+        env: Env = SYSTEM,
     ) -> None:
         """For the node at ``grpc://host:port``, or for all of ``grpc://host:port,host:port``; connects on first use.
 
@@ -83,12 +83,12 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
             read_from: With several addresses: the ``"primary"``, or ``"replicas"``, which takes load off the primary.
                 Either way another node is read while these cannot be.
             failover_timeout: With several addresses: seconds that a call waits while no node can serve it.
-            clock: The clock, for tests.
+            env: Clock and chance, for tests.
         """
         self._nodes = NodeChannels(
-            url, security=security, timeout=timeout, failover_timeout=failover_timeout, read_from=read_from, clock=clock
+            url, security=security, timeout=timeout, failover_timeout=failover_timeout, read_from=read_from, env=env
         )
-        self._clock = clock
+        self._env = env
         self._waiter = HeadPoller()
         self._origin = Origin(f"The remote log {url}", self)
 
@@ -146,7 +146,7 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
         return commit
 
     def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
-        return shipping_by(self.append, writer, self.last_number, clock=self._clock, chance=CHANCE)
+        return shipping_by(self.append, writer, self.last_number, env=self._env)
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of the writer's last append, as the primary knows; None if it does not know the writer."""
@@ -185,7 +185,7 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
         cursor = None if since is None else cursor_of(self, since)
         ticket = ReadTicket(cursor, upto, follow, None if columns is None else tuple(columns))
         if self._nodes.is_one:
-            return (batch for batch, _ in streamed_with_terms(self._nodes.all[0], ticket, schema, self._clock))
+            return (batch for batch, _ in streamed_with_terms(self._nodes.all[0], ticket, schema, self._env))
         return self._read_anywhere(ticket)
 
     def _read_anywhere(self, ticket: ReadTicket) -> Iterator[pa.RecordBatch]:
@@ -200,7 +200,7 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
             raise NotReady(f"The log does not reach offset {upto} yet; it ends at {following}.")
         if upto is not None and cursor.next >= upto:
             self.plan(cursor, Limit(batches=1))  # nothing to read, but a cursor of another log is refused
-        yield from resumed_stream(self._nodes, log_id, cursor, replace(ticket, upto=upto), self._clock)
+        yield from resumed_stream(self._nodes, log_id, cursor, replace(ticket, upto=upto), self._env)
 
     def bounds(self) -> Bounds:
         """The first retained and the next offset that readers see."""
@@ -268,19 +268,19 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
 
         A call to the node waits there. If it has too many of those, or is of an earlier version, this polls.
         """
-        deadline = self._clock.monotonic() + timeout
+        deadline = self._env.clock.monotonic() + timeout
         while True:
             try:
-                left = max(0.0, deadline - self._clock.monotonic())
+                left = max(0.0, deadline - self._env.clock.monotonic())
                 if self._wait(past, min(left, _LONGEST_WAIT)) > past.next:
                     return True
             except (Overloaded, InvalidInput):
-                return self._waiter.wait(self, past, deadline - self._clock.monotonic(), self._clock)
+                return self._waiter.wait(self, past, deadline - self._env.clock.monotonic(), self._env.clock)
             except (NotReady, TransientStorageError):
                 if self._nodes.is_one:
                     raise
-                self._clock.sleep(min(_FAILED_PAUSE, max(0.0, deadline - self._clock.monotonic())))
-            if self._clock.monotonic() >= deadline:
+                self._env.clock.sleep(min(_FAILED_PAUSE, max(0.0, deadline - self._env.clock.monotonic())))
+            if self._env.clock.monotonic() >= deadline:
                 return False
 
     def _wait(self, past: Cursor, seconds: float) -> int:

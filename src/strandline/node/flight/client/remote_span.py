@@ -25,7 +25,8 @@ from strandline.node.flight.client.stream_receiver import Receiver, read_part, s
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.wire.streams import schema_of_columns
 from strandline.node.messages import PlannedSpan
-from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.clock import CLOCK
+from strandline.storage.env import SYSTEM, Env
 
 TermBatch: TypeAlias = tuple[pa.RecordBatch, int]
 """Records and their term."""
@@ -102,7 +103,7 @@ class RemoteSpan:
 
     def _fetched(self, url: str, ticket: ReadTicket, schema: pa.Schema) -> list[pa.RecordBatch]:
         channel = _channel(os.getpid(), url, self.security, self.timeout)
-        found = list(streamed_with_terms(channel, ticket, schema, CLOCK, signed=self.ticket))
+        found = list(streamed_with_terms(channel, ticket, schema, SYSTEM, signed=self.ticket))
         other = next((term for _, term in found if term not in (0, self.term)), None)
         if other is not None:
             raise Diverged(
@@ -138,7 +139,7 @@ def _channel(process: int, url: str, security: ClientSecurity | None, timeout: f
 
 
 def streamed_with_terms(
-    channel: Channel, ticket: ReadTicket, schema: pa.Schema, clock: Clock, *, signed: str | None = None
+    channel: Channel, ticket: ReadTicket, schema: pa.Schema, env: Env, *, signed: str | None = None
 ) -> Iterator[TermBatch]:
     """The batches of a stream as they come, each with the term of its records; 0 from a node of an earlier version."""
     url, encoded = channel.url, encode_ticket(ticket)
@@ -151,7 +152,7 @@ def streamed_with_terms(
         return None if note.flags & Flag.HEARTBEAT or not part.num_rows else ((part, note.term), size_of(part))
 
     turn = channel.timeout
-    receiver = Receiver(begin, accept, url=url, what="reading", silence=turn, clock=clock)
+    receiver = Receiver(begin, accept, url=url, what="reading", silence=turn, env=env)
     with contextlib.closing(receiver):
         while True:
             batches = receiver.take(turn)
@@ -161,7 +162,7 @@ def streamed_with_terms(
 
 
 def resumed_stream(
-    nodes: NodeChannels, log_id: UUID, cursor: Cursor, ticket: ReadTicket, clock: Clock
+    nodes: NodeChannels, log_id: UUID, cursor: Cursor, ticket: ReadTicket, env: Env
 ) -> Iterator[pa.RecordBatch]:
     """The batches from a cursor on, as the ticket asks for them, without a gap and without a record twice.
 
@@ -172,7 +173,7 @@ def resumed_stream(
     schema = schema_of_columns(columns)
 
     def begin(channel: Channel) -> tuple[TermBatch | None, Iterator[TermBatch]]:
-        batches = streamed_with_terms(channel, ReadTicket(cursor, end, ticket.follow, columns), schema, clock)
+        batches = streamed_with_terms(channel, ReadTicket(cursor, end, ticket.follow, columns), schema, env)
         return next(batches, None), batches
 
     waiting: Iterator[float] | None = None
@@ -185,10 +186,10 @@ def resumed_stream(
                 yield batch if ticket.columns is None else batch.select(ticket.columns)
                 found = next(batches, None)
         except (TransientStorageError, NotReady):
-            waiting = waiting or pauses(nodes.failover_timeout, clock)
+            waiting = waiting or pauses(nodes.failover_timeout, env.clock)
             pause = next(waiting, 0.0)
             if not pause:
                 raise
-            clock.sleep(pause)
+            env.clock.sleep(pause)
         else:
             return

@@ -18,7 +18,7 @@ from strandline.model.head import LogBatch
 from strandline.model.node import Heartbeat
 from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, are_operations
 from strandline.node.flight.wire.errors import node_error
-from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.env import SYSTEM, Env
 
 QUEUE_BYTES: Final = 64 << 20
 TAKE_BYTES: Final = 16 << 20
@@ -124,7 +124,7 @@ class Receiver(Generic[T]):
         url: str,
         what: str,
         silence: float,
-        clock: Clock = CLOCK,
+        env: Env = SYSTEM,
         queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         """Read the stream that ``begin`` opens; ``accept`` turns each chunk into an item and its size.
@@ -136,7 +136,7 @@ class Receiver(Generic[T]):
         self._url = url
         self._what = what
         self._silence = silence
-        self._clock = clock
+        self._clock = env.clock
         self._limit = queue_bytes
         self._changed = threading.Condition(threading.Lock())
         """Guards all that follows."""
@@ -146,7 +146,7 @@ class Receiver(Generic[T]):
         """Bytes of the received items."""
         self._is_news = False
         """Whether a take need not wait: a message came since the last one, or the stream has ended."""
-        self._last_message = clock.monotonic()
+        self._last_message = env.clock.monotonic()
         self._ended: BaseException | None = None
         self._done = False
         self._closed = False

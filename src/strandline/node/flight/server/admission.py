@@ -13,7 +13,7 @@ from strandline.node.flight.server.connections import ConnectionGuard
 from strandline.node.flight.server.limits import ActiveCall, CallLimiter, MemoryBudget, ServerLimits
 from strandline.node.flight.server.transport import GrpcCall
 from strandline.node.flight.wire.errors import Unauthenticated
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 
 _MEMORY_SECONDS: Final = 2.0
 """Seconds that a call waits for memory for its next message."""
@@ -33,13 +33,13 @@ class Admission:
         verify: Callable[[str], SpanTicket],
         is_member: Callable[[str], bool],
         *,
-        clock: Clock,
+        env: Env,
     ) -> None:
         """No call runs yet. ``verify`` gives the content of a signed ticket, or raises."""
         self._verify = verify
         self._is_member = is_member
-        self.limiter = CallLimiter(limits, clock=clock)
-        self.connections = ConnectionGuard(limits, clock=clock)
+        self.limiter = CallLimiter(limits, env=env)
+        self.connections = ConnectionGuard(limits, env=env)
         self.security = security
         """How callers are authenticated, from the next call on."""
         self.limits = limits

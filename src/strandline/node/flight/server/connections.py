@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, final
 
 from strandline.node.flight.server.limits import ServerLimits
-from strandline.storage.clock import Clock
 from strandline.storage.connections import connections_at, end_connection, network_of
+from strandline.storage.env import Env
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -40,9 +40,9 @@ class ConnectionGuard:
     process a few times a second.
     """
 
-    def __init__(self, limits: ServerLimits, *, clock: Clock) -> None:
+    def __init__(self, limits: ServerLimits, *, env: Env) -> None:
         self._limits = limits
-        self._clock = clock
+        self._clock = env.clock
         self._lock = threading.Lock()
         self._known: set[str] = set()
         self._since: dict[str, float] = {}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from strandline.errors import InvalidInput, Overloaded
-from strandline.storage.clock import CLOCK, Clock
+from strandline.storage.env import SYSTEM, Env
 
 _FIRST_MESSAGE: Final = 0.5
 """Seconds during which a call without a message is not ended to make room for another one."""
@@ -104,9 +104,9 @@ class ActiveCall:
 class CallLimiter:
     """Counts running calls per caller, from the first byte on where credentials name the caller. Safe in threads."""
 
-    def __init__(self, limits: ServerLimits, *, clock: Clock = CLOCK) -> None:
+    def __init__(self, limits: ServerLimits, *, env: Env = SYSTEM) -> None:
         self._limits = limits
-        self._clock = clock
+        self._clock = env.clock
         self._lock = threading.Lock()
         self._idle = 0
         self._in: set[ActiveCall] = set()

@@ -50,7 +50,7 @@ from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.message_json import write_commit
 from strandline.node.messages import WAIT, Caller
 from strandline.node.services import NodeService
-from strandline.storage.clock import Clock
+from strandline.storage.env import Env
 from strandline.storage.metrics import CALLS
 
 _MEMORY_SECONDS: Final = 2.0
@@ -76,7 +76,7 @@ class FlightMethods:
         *,
         stop: threading.Event,
         heartbeat_seconds: float,
-        clock: Clock,
+        env: Env,
     ) -> None:
         self._served = served
         self._admission = admission
@@ -86,7 +86,7 @@ class FlightMethods:
         self._fed = MemoryBudget("feeds", limits.reading_bytes, limits.reading_bytes_each)
         self._stop = stop
         self._heartbeat_seconds = heartbeat_seconds
-        self._clock = clock
+        self._clock = env.clock
         self.by_name: Final = {
             "ListActions": self._method("Listing actions", self._list_actions),
             "DoAction": self._method("The action", self._do_action),

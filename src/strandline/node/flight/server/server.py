@@ -18,8 +18,8 @@ from strandline.node.flight.server.methods import FlightMethods
 from strandline.node.flight.server.transport import GrpcServer, watch
 from strandline.node.flight.wire.protocol import SERVICE
 from strandline.node.services import NodeService
-from strandline.storage.clock import CLOCK, Clock
 from strandline.storage.closing import Closing
+from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 
 _LOGGER: Final = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class FlightNode(Closing):
         insecure: bool = False,
         heartbeat_seconds: float = 1.0,
         is_member: Callable[[str], bool] = lambda _: False,
-        clock: Clock = CLOCK,
+        env: Env = SYSTEM,
     ) -> None:
         """Start serving; port 0 takes a free one. ``InvalidInput`` for an address that is not safe to listen on.
 
@@ -72,16 +72,14 @@ class FlightNode(Closing):
         def verify(text: str) -> SpanTicket:  # a starting node has no tickets yet
             return served.node.node_folder.tickets.verify(text)
 
-        admission = Admission(security, limits, verify, is_member, clock=clock)
+        admission = Admission(security, limits, verify, is_member, env=env)
         self._admission = admission
-        self._reread_at = clock.monotonic() + REREAD_SECONDS
+        self._reread_at = env.clock.monotonic() + REREAD_SECONDS
         self._unread = ""
         """Why the files of certificates and tokens could not be read last time."""
-        methods = FlightMethods(served, admission, stop=self._stop, heartbeat_seconds=heartbeat_seconds, clock=clock)
-        self._server = GrpcServer(
-            self._host, port, SERVICE, methods.by_name, security=security, limits=limits, clock=clock
-        )
-        self._clock = clock
+        methods = FlightMethods(served, admission, stop=self._stop, heartbeat_seconds=heartbeat_seconds, env=env)
+        self._server = GrpcServer(self._host, port, SERVICE, methods.by_name, security=security, limits=limits, env=env)
+        self._clock = env.clock
         self._watch = watch(self, FlightNode._look)
         _NODES.add(self)
         self._origin = Origin(f"The server {self.url}", self)

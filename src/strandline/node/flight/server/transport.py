@@ -24,8 +24,8 @@ from strandline.errors import MissingExtra, StorageError
 from strandline.node.flight.security import ServerSecurity
 from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.flight.wire.errors import Refusal
-from strandline.storage.clock import Clock
 from strandline.storage.connections import peer_name
+from strandline.storage.env import Env
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -76,11 +76,11 @@ class CallCancelled(Exception):
 class GrpcCall:
     """One call: its headers, its messages, and how long the node has waited for it. For one thread, except ``end``."""
 
-    def __init__(self, method: str, requests: Iterator[bytes], context: Any, clock: Clock) -> None:
+    def __init__(self, method: str, requests: Iterator[bytes], context: Any, env: Env) -> None:
         self.method = method
         self._requests = requests
         self._context = context
-        self._clock = clock
+        self._clock = env.clock
         self._since: float | None = None
 
     @property
@@ -170,12 +170,12 @@ class GrpcServer:
         *,
         security: ServerSecurity,
         limits: ServerLimits,
-        clock: Clock,
+        env: Env,
     ) -> None:
         """Listen at every address of a host, at a free port for 0; ``StorageError`` if that fails."""
         grpc = _grpc()
         self._limits = limits
-        self._clock = clock
+        self._env = env
         self._calls: set[GrpcCall] = set()
         self._stopped: threading.Event | None = None
         self._renewed: Any = None
@@ -220,7 +220,7 @@ class GrpcServer:
 
     def _handler(self, method: str, serve: Serve) -> Callable[[Iterator[bytes], Any], Iterator[bytes]]:
         def handle(requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-            call = GrpcCall(method, requests, context, self._clock)
+            call = GrpcCall(method, requests, context, self._env)
             self._calls.add(call)
             try:
                 with contextlib.closing(serve(call)) as messages:
@@ -234,7 +234,7 @@ class GrpcServer:
 
     def end_stuck(self) -> None:
         """End calls whose callers keep the node waiting for too long."""
-        now = self._clock.monotonic()
+        now = self._env.clock.monotonic()
         for call in list(self._calls):
             if call.waited(now) > self._limits.idle_seconds:
                 _LOGGER.info("A call of %s kept the node waiting, and was ended.", call.address)
