@@ -111,7 +111,7 @@ class Copier:
             end=facts.end,
             broker=0,
             max_timestamp=facts.max_timestamp,
-            event_timestamp=0,  # set by the ledger, as is the broker
+            event_timestamp=0,  # set by the ledger
             terms=facts.terms,
             size=seal.size,
             custom_metadata=seal.encode(),

@@ -29,8 +29,6 @@ class Expiry:
     log: Log
     ledger: Ledger
     retention: Retention
-    name: str
-    """The tierer's own slot, which pins nothing here."""
     announced: ColdCell | None
     """Gets the announcements of expiry before slots are read; creators of slots read them."""
     env: Env
@@ -71,12 +69,12 @@ class Expiry:
             return []
         # The slots before the segments: segments copied meanwhile stay for this round.
         slots, floor = self.log.slots.list(), self.log.slots.floor()
-        pinned = planning.pinned_from(slots, self.name, floor)
+        pinned = planning.pinned_from(slots, floor)
         return planning.expired(
             self.ledger.known(),
             self.retention,
             hot if pinned is None else min(hot, pinned),
-            is_consumed=planning.has_consumers(slots, self.name),
+            is_consumed=planning.has_consumers(slots),
             listed=self._last_listed if isinstance(self.retention, MaxAge) else (lambda _: 0),
             now=now,
         )
@@ -96,7 +94,7 @@ class Expiry:
         """Announce the deletion of all segments up to ``upto``; ``InvalidInput`` if a slot pins them, unless forced."""
         hot = self.log.bounds().first
         number = None if self.announced is None else self.announced.announce(upto)
-        pinned = planning.pinned_from(self.log.slots.list(), self.name, self.log.slots.floor())
+        pinned = planning.pinned_from(self.log.slots.list(), self.log.slots.floor())
         slot.touch()
         is_needed = pinned is not None and pinned < min(hot, upto) and not force
         if self.announced is not None and number is not None:

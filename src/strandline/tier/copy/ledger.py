@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Final, final
 
 from strandline.errors import InvalidInput
 from strandline.model.segments import (
@@ -25,6 +25,9 @@ from strandline.tier.copy.rounds import TieringStep
 from strandline.tier.copy.segment_files import list_segments, segment_path
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.manager import MetadataManager
+
+_BROKER: Final = 0
+"""Events name the node that published them by a number, which other programs have and tierers have not."""
 
 
 def known_segments(registry: MetadataManager, partition: TopicPartition) -> KnownSegments:
@@ -50,8 +53,6 @@ class Ledger:
     registry: MetadataManager
     store: ObjectStore
     partition: TopicPartition
-    broker: int
-    """The number of this node in the events that it publishes."""
     progress: Callable[[TieringStep], None] | None
     env: Env
 
@@ -83,7 +84,7 @@ class Ledger:
 
     def add(self, segment: SegmentMetadata) -> SegmentMetadata:
         """Publish a segment whose copy starts now."""
-        published = replace(segment, broker=self.broker, event_timestamp=self._now())
+        published = replace(segment, event_timestamp=self._now())
         self.registry.add(published)
         return published
 
@@ -93,18 +94,18 @@ class Ledger:
         self.registry.update(
             SegmentUpdate(
                 segment=segment.segment,
-                broker=self.broker,
+                broker=_BROKER,
                 event_timestamp=now,
                 state=state,
                 custom_metadata=segment.custom_metadata,  # an update without it clears it
             )
         )
-        return replace(segment, broker=self.broker, event_timestamp=now, state=state)
+        return replace(segment, broker=_BROKER, event_timestamp=now, state=state)
 
     def publish_deletion(self, state: PartitionDeleteState) -> None:
         """Publish the state of the partition's deletion."""
         self.registry.put_partition_delete(
-            PartitionDelete(partition=self.partition, broker=self.broker, event_timestamp=self._now(), state=state)
+            PartitionDelete(partition=self.partition, broker=_BROKER, event_timestamp=self._now(), state=state)
         )
 
     def report(self, what: str, segment: SegmentMetadata, seconds: float = 0.0) -> None:

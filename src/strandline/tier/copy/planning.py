@@ -11,7 +11,7 @@ from uuid import UUID
 
 from strandline.errors import Gap
 from strandline.model.cursor import SECOND, Bounds
-from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention, SlotState
+from strandline.model.retention import TIER_SLOT, Consumed, Forever, MaxAge, MaxBytes, Retention, SlotState
 from strandline.model.segments import PartitionDelete, SegmentId, SegmentMetadata, SegmentState, TopicPartition
 from strandline.model.times import TOLERANCE
 from strandline.tier.copy.segment_files import SegmentObject
@@ -184,23 +184,23 @@ def orphans(objects: Iterable[SegmentObject], known: Collection[UUID], *, grace:
     ]
 
 
-def pinned_from(slots: Iterable[SlotState], own: str, floor: int | None) -> int | None:
+def pinned_from(slots: Iterable[SlotState], floor: int | None) -> int | None:
     """The lowest position that a consumer pins, in either tier; None without any.
 
     ``floor`` is the log's, which includes slots that are being created. The tierer's own slot pins the hot tier only:
     it is at the end of the cold tier.
     """
     states = list(slots)
-    others = [state.position for state in states if state.pins and state.name != own]
-    mine = [state.position for state in states if state.pins and state.name == own]
+    others = [state.position for state in states if state.pins and state.name != TIER_SLOT]
+    mine = [state.position for state in states if state.pins and state.name == TIER_SLOT]
     if floor is not None and (not mine or floor < min(mine)):
         others.append(floor)
     return min(others, default=None)
 
 
-def has_consumers(slots: Iterable[SlotState], own: str) -> bool:
+def has_consumers(slots: Iterable[SlotState]) -> bool:
     """Whether a slot besides the tierer's can consume records: holds, and slots of newcomers, only pin them."""
-    return any(state.pins and state.expires is None and state.name != own for state in slots)
+    return any(state.pins and state.expires is None and state.name != TIER_SLOT for state in slots)
 
 
 def expired(
