@@ -117,7 +117,8 @@ class SinkCommitter:
         known = self._state(name)
         if known is None:
             with contextlib.suppress(AlreadyExists):  # another follower was faster: it exists
-                created = self._created(name)
+                lifetime = None if self._has_stored else NEWCOMER_SECONDS
+                created = self._log.slots.create(name, self.start.next, lifetime=lifetime)
                 if not self._has_stored:
                     self._unclaimed, self._undo = created, lambda: self._log.slots.drop(name)
                     return
@@ -133,10 +134,6 @@ class SinkCommitter:
             self.start = stored  # the sink was rebuilt before this follower held the slot, and lacks what follows
             self._slot = self._taken(name)
         self._slot.advance(self.start)  # an earlier run may have died between the sink and the slot
-
-    def _created(self, name: str) -> SlotState:
-        lifetime = None if self._has_stored else NEWCOMER_SECONDS
-        return self._log.slots.create(name, self.start.next, lifetime=lifetime)
 
     @property
     def is_provisional(self) -> bool:

@@ -137,15 +137,11 @@ class AppendLogStore(KeyedStore):
                 "%s ends within a write that a crash interrupted (%s): %d bytes from byte %d on are cut off.",
                 content.path, content.why, content.torn, content.size,
             )  # fmt: skip
-            self._set_aside(content)
+            aside = f"{self._folder}/{_ASIDE}"  # a copy of the latest torn tail
+            self._env.disk.remove(aside)
+            self._env.disk.write_new(aside, [self._env.disk.read(content.path, content.size)])
         self._env.disk.remove(f"{self._folder}/{_TEMPORARY}")
         self._repair_file()
-
-    def _set_aside(self, content: Content) -> None:
-        """Keep a copy of the latest torn tail."""
-        aside = f"{self._folder}/{_ASIDE}"
-        self._env.disk.remove(aside)
-        self._env.disk.write_new(aside, [self._env.disk.read(content.path, content.size)])
 
     def _keep(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
         file = self._file or self._repair_file()
@@ -274,11 +270,12 @@ class AppendLogStore(KeyedStore):
         """Seal the state as of the call as a snapshot; reads and writes continue meanwhile."""
         folder = as_folder(folder)
         self._refuse_closed()
-        copy = self._copy()
-        cursor = self._exported_cursor(copy.position)
+        with self._reading:
+            keys, values, position = list(self._state.live), list(self._state.live.values()), self._position
+        cursor = self._exported_cursor(position)
         return seal_frames(
             folder,
-            lambda term, timestamp: encode_base(copy.keys, copy.values, copy.position, term, timestamp),
+            lambda term, timestamp: encode_base(keys, values, position, term, timestamp),
             cursor,
             env=self._env,
         )

@@ -6,7 +6,6 @@ import threading
 from abc import abstractmethod
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple, final
 from uuid import UUID
 
@@ -245,15 +244,6 @@ class KeyedState:
                 insort(order, key)
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A store's state at one moment: references to its keys and values, and its position."""
-
-    keys: list[bytes]
-    values: list[bytes]
-    position: StorePosition
-
-
 @checked(own=("get",))
 class KeyedStore(RuledStore):
     """A store with its state in memory: everything of :class:`~strandline.model.sink.Store` except exports.
@@ -292,10 +282,6 @@ class KeyedStore(RuledStore):
         with self._reading:
             keys, values = self._state.view(start)
         return zip(keys, values, strict=True)
-
-    def _copy(self) -> Copy:
-        with self._reading:
-            return Copy(list(self._state.live), list(self._state.live.values()), self._position)
 
     def _write(self, records: pa.Table | Updates | None, after: StorePosition) -> None:
         self._refuse_closed()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import final
 
 from strandline.log.contract import Log, Slot
@@ -19,11 +20,11 @@ from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState
 from strandline.tier.copy import planning
 from strandline.tier.copy.backlog import Backlog
-from strandline.tier.copy.erasure import PurgedKeys, PurgeScan, latest_purges
+from strandline.tier.copy.erasure import PurgedKeys, latest_purges, purges_in
 from strandline.tier.copy.retirement import Retirement
 from strandline.tier.copy.rounds import Compacted
 from strandline.tier.copy.segment_files import plan_segment
-from strandline.tier.copy.segment_tasks import HitScan, RewriteTask, StoredSegment
+from strandline.tier.copy.segment_tasks import RewriteTask, StoredSegment, may_have_hits
 
 
 @final
@@ -70,7 +71,7 @@ class Compaction:
         """Delete replaced segments that have values of purged keys: of this compaction, and of earlier ones."""
         ledger = self.backlog.ledger
         replaced = [each for each in ledger.known().segments if each.state is SegmentState.DELETE_STARTED]
-        scans = [HitScan(ledger.store, each, purged) for each in replaced]
+        scans = [partial(may_have_hits, ledger.store, each, purged) for each in replaced]
         for number, has_hits in self.backlog.pool.run(scans, "search of replaced segments for purged keys"):
             if has_hits:
                 ledger.remove_all([replaced[number]], "removed")
@@ -119,5 +120,5 @@ class Compaction:
         if bounds.next > max(behind, bounds.first):
             spans += self.log.plan(Cursor(self.log.log_id, max(behind, bounds.first)), Limit(upto=bounds.next))
         pool = self.backlog.pool
-        scans = [PurgeScan(tuple(group)) for group in divided(spans, 4 * pool.count) if group]
+        scans = [partial(purges_in, group) for group in divided(spans, 4 * pool.count) if group]
         return latest_purges([found for _, found in pool.run(scans, "search for purged keys")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, final
 
@@ -53,26 +53,18 @@ def _has_something(batch: pa.RecordBatch) -> pa.BooleanArray:
     return found
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class PurgeScan:
-    """Finds the purged keys of some spans; reads only row groups that have a purge."""
-
-    spans: tuple[Span, ...]
-
-    def __call__(self) -> PurgedKeys:
-        """The keys, each with the offset of its last purge in these spans."""
-        return latest_purges(self._found())
-
-    def _found(self) -> Iterator[PurgedKeys]:
-        for span in self.spans:
-            if isinstance(span, ColdSpan) and not _may_purge(span):
-                continue
-            for batch in span.fetch(["offset", "op", "key"]):
-                is_purge = pc.and_(pc.equal(batch.column("op"), _PURGE), pc.is_valid(batch.column("key")))
-                purges = batch.filter(is_purge)
-                if purges.num_rows:
-                    yield PurgedKeys(purges.column("key"), purges.column("offset"))
+def purges_in(spans: Iterable[Span]) -> PurgedKeys:
+    """The purged keys of some spans, each with the offset of its last purge; reads only row groups that have one."""
+    found = []
+    for span in spans:
+        if isinstance(span, ColdSpan) and not _may_purge(span):
+            continue
+        for batch in span.fetch(["offset", "op", "key"]):
+            is_purge = pc.and_(pc.equal(batch.column("op"), _PURGE), pc.is_valid(batch.column("key")))
+            purges = batch.filter(is_purge)
+            if purges.num_rows:
+                found.append(PurgedKeys(purges.column("key"), purges.column("offset")))
+    return latest_purges(found)
 
 
 def latest_purges(found: Iterable[PurgedKeys]) -> PurgedKeys:

@@ -48,11 +48,6 @@ class TermHistory:
         """The lowest offset whose term is known."""
         return self.starts[0][1] if self.starts else self.bounds.next
 
-    @property
-    def next(self) -> int:
-        """The log's end."""
-        return self.bounds.next
-
     def term_at(self, offset: int) -> int:
         """The term of a record."""
         at = bisect_right(self.starts, offset, key=_start) - 1
@@ -76,9 +71,9 @@ def divergence(segment: SegmentMetadata, history: TermHistory) -> int | None:
         return None
     within = (bisect_right(history.starts, offset, key=_start) for offset in (at, segment.end))
     known = history.starts[slice(*within)]
-    changes = {at, history.next, *(start for _, start in (*segment.terms, *known))}
+    changes = {at, history.bounds.next, *(start for _, start in (*segment.terms, *known))}
     for offset in sorted(change for change in changes if at <= change <= segment.end):
-        if offset >= history.next or segment.term_at(offset) != history.term_at(offset):
+        if offset >= history.bounds.next or segment.term_at(offset) != history.term_at(offset):
             return offset
     return None
 
@@ -119,11 +114,12 @@ def _check_older(segment: SegmentMetadata, at: int, history: TermHistory, partit
     # The last terms decide, not those at the divergence: the leader of a term decides about all offsets before it.
     if history.last_term > term:
         return
-    if at >= history.next:
+    end = history.bounds.next
+    if at >= end:
         raise NotReady(
-            f"The log of {partition} ends at {history.next}, but its cold tier has offset {at} in term {term}: the log "
+            f"The log of {partition} ends at {end}, but its cold tier has offset {at} in term {term}: the log "
             "was restored from an older copy, or truncated. Restore a newer copy; or continue in a later term; or "
-            f"remove the records that are only in segments with 'strandline tier truncate --from {history.next}'. "
+            f"remove the records that are only in segments with 'strandline tier truncate --from {end}'. "
             "Nothing was changed."
         )
     raise Diverged(

@@ -230,26 +230,12 @@ class SegmentSpan:
 
     store: ObjectStore
     segment: SegmentMetadata
-
-    @property
-    def first(self) -> int:
-        """The offset of its first record."""
-        return self.segment.start
-
-    @property
-    def next(self) -> int:
-        """One past the offset of its last record."""
-        return self.segment.end + 1
-
-    @property
-    def size(self) -> int:
-        """The bytes of the segment."""
-        return self.segment.size
-
-    @property
-    def term(self) -> int:
-        """The term of its records."""
-        return self.segment.terms[-1][0]
+    first: int
+    next: int
+    size: int
+    """The bytes of the segment."""
+    term: int
+    """The term of its records."""
 
     def parts(self) -> list[ColdSpan]:
         """Its row groups; reads the segment's tail."""

@@ -98,21 +98,12 @@ class RewriteTask:
         return stored(self.store, self.segment, finished(writer, self.segment, fingerprint), count)
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class HitScan:
-    """Finds whether a replaced segment has values of purged keys; one that cannot be read may have."""
-
-    store: ObjectStore
-    segment: SegmentMetadata
-    purged: PurgedKeys
-
-    def __call__(self) -> bool:
-        """Search it."""
-        try:
-            return _has_hits(self.store, self.segment, self.purged)
-        except (CorruptData, NotFound):
-            return True
+def may_have_hits(store: ObjectStore, segment: SegmentMetadata, purged: PurgedKeys) -> bool:
+    """Whether a replaced segment has values of purged keys; one that cannot be read may have."""
+    try:
+        return _has_hits(store, segment, purged)
+    except (CorruptData, NotFound):
+        return True
 
 
 def _has_hits(store: ObjectStore, source: SegmentMetadata, purged: PurgedKeys) -> bool:

@@ -177,7 +177,7 @@ class ColdReader:
     def _whole(self, segment: SegmentMetadata, first: int, end: int) -> Sequence[ColdSpan | SegmentSpan]:
         """The segment as one span, if all of it is needed and of one term; otherwise its row groups."""
         if (first, end) == (segment.start, segment.end + 1) and len(segment.terms) == 1:
-            return [SegmentSpan(self.store, segment)]
+            return [SegmentSpan(self.store, segment, first, end, segment.size, segment.terms[0][0])]
         return plan_segment(self.store, segment, first, Limit(upto=end))
 
     def check_cursor(self, since: Cursor, hot: HotStart) -> None:
