@@ -595,7 +595,7 @@ def test_a_child_is_refused_while_another_thread_of_its_parent_holds_the_locks_o
     log = sl.open(str(tmp_path / "log"), create=True)
     with log.producer(linger=3600) as producer:
         handle = producer.append(value=b"a")
-        with producer._buffer.lock:
+        with producer._state.lock:
 
             def use() -> None:
                 for call in (lambda: producer.append(value=b"x"), producer.flush, handle.result):

@@ -19,7 +19,7 @@ from strandline.compat.v1.log import open_queue
 from strandline.errors import BufferFull, InvalidInput
 from strandline.log.contract import Receipt
 from strandline.log.object.log import open_log
-from strandline.log.produce.rows import CALL, ENTRY, Room, cut_calls, page_of_calls
+from strandline.log.produce.rows import CALL, ENTRY, Room, cut_rows, page_of
 from strandline.log.produce.shipper import MAX_METADATA, RANGE_BYTES
 from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
@@ -125,7 +125,7 @@ def test_a_batch_is_closed_by_the_call_that_reaches_the_limit_of_metadata(log: A
 def test_pieces_end_with_the_call_that_fills_the_room_for_metadata() -> None:
     call = (5_000, CALL, b"m" * (100 - RANGE_BYTES), (b"a", b"b"), 2)
     row = (7_000, 0, b"k", b"v", None)
-    pieces = cut_calls([row, call, row, call, call, row], Room(150, 1000), Room(100, 1000))
+    pieces = cut_rows([row, call, row, call, call, row], Room(150, 1000), Room(100, 1000))
     assert [piece.widths for piece in pieces] == [[1, 2, 1, 2], [2], [1]]
     ranges = [[(item.start, item.ingested) for item in piece.ranges] for piece in pieces]
     assert ranges == [[(1, 5), (4, 5)], [(0, 5)], []]
@@ -136,14 +136,14 @@ def test_pieces_end_with_the_call_that_fills_the_room_for_metadata() -> None:
 def test_a_call_that_does_not_fit_begins_a_new_batch() -> None:
     small, large = (5_000, ENTRY, b"", b"a", 10), (5_000, CALL, b"", (b"a" * 90,), 95)
     most = Room(10_000, 100)
-    pieces = cut_calls([small, small, large, small, large], most, most)
+    pieces = cut_rows([small, small, large, small, large], most, most)
     assert [(len(piece.rows), piece.apart) for piece in pieces] == [(2, False), (1, True), (1, True), (1, True)]
-    assert [(len(piece.rows), piece.apart) for piece in cut_calls([large], Room(10_000, 50), most)] == [(1, True)]
-    assert [(len(piece.rows), piece.apart) for piece in cut_calls([large], most, most)] == [(1, False)]
+    assert [(len(piece.rows), piece.apart) for piece in cut_rows([large], Room(10_000, 50), most)] == [(1, True)]
+    assert [(len(piece.rows), piece.apart) for piece in cut_rows([large], most, most)] == [(1, False)]
 
 
 def one_by_one(rows: list[Any], room: Room, most: Room) -> list[tuple[list[Any], list[tuple[int, int, bytes]], bool]]:
-    """What :func:`cut_calls` is to do, row by row."""
+    """What :func:`cut_rows` is to do, row by row."""
     pieces: list[tuple[list[Any], list[tuple[int, int, bytes]], bool]] = []
     taken: list[Any] = []
     ranges: list[tuple[int, int, bytes]] = []
@@ -181,10 +181,10 @@ entry = st.tuples(times, st.just(ENTRY), metadata, content, sizes)
 )
 def test_rows_are_cut_by_columns_as_they_would_be_one_by_one(rows: list[Any], room: tuple[int, int], most: int) -> None:
     left, empty = Room(min(room[0], most), room[1]), Room(most, 100)
-    pieces = cut_calls(rows, left, empty)
+    pieces = cut_rows(rows, left, empty)
     found = [(piece.rows, [tuple(item) for item in piece.ranges], piece.apart) for piece in pieces]
     assert found == one_by_one(rows, left, empty)
-    pages = [page_of_calls(piece) for piece in pieces]
+    pages = [page_of(piece) for piece in pieces]
     records = [record for row in rows for record in records_of(row)]
     assert [pair for page in pages for pair in zip(*page.to_pydict().values(), strict=True)] == records
     assert [piece.widths for piece in pieces] == [[len(records_of(row)) for row in piece.rows] for piece in pieces]
@@ -202,7 +202,7 @@ def records_of(row: Any) -> list[Any]:
 def test_times_of_calls_are_cut_to_the_tick_of_the_log() -> None:
     rows: list[Any] = [(nanoseconds, ENTRY, b"", b"a", 23) for nanoseconds in (1_999_999, 2_000_000, 1_234_567_891)]
     most = Room(10_000, 10_000)
-    (fine,), (coarse,) = cut_calls(rows, most, most), cut_calls(rows, most, most, tick=1000)
+    (fine,), (coarse,) = cut_rows(rows, most, most), cut_rows(rows, most, most, tick=1000)
     assert fine.ranges.times == (1_999, 2_000, 1_234_567)
     assert coarse.ranges.times == (1_000, 2_000, 1_234_000)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
+import signal
 import subprocess
 import sys
 import threading
@@ -41,7 +43,7 @@ def in_a_circle(producer: Producer) -> Producer:
 
 
 def threads_of(producer: Producer) -> list[threading.Thread]:
-    return [*producer._committer._threads, *producer._committer._outbox._threads]
+    return producer._committer.threads
 
 
 def assert_ended(threads: list[threading.Thread]) -> None:
@@ -214,24 +216,24 @@ class TestDropped:
         error = StorageError("403 Forbidden")
         line.fail_next("put", error=error)
         handle = producer.append_batch(records(b"a"))
-        with producer._buffer.lock:
-            producer._buffer.seal()
+        with producer._state.lock:
+            producer._state.seal()
         assert failure_of(handle) is error
-        committer, threads = producer._committer, threads_of(producer)
+        state, threads = producer._state, threads_of(producer)
         del producer
         with pytest.warns(ResourceWarning):
             gc.collect()
         assert_ended(threads)
         assert failure_of(handle) is error
-        assert len(committer._outbox) == 0
+        assert not state.outcomes()
 
     def test_the_collector_may_find_it_within_the_producer_s_own_lock(self, log: ObjectLog) -> None:
         producer = in_a_circle(log.producer(linger=NEVER))
         handle = producer.append(value=b"a")
-        buffer, ready, threads = producer._buffer, producer._committer._ready, threads_of(producer)
+        state, threads = producer._state, threads_of(producer)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with buffer.lock, ready._cond:
+            with state.lock, state.ready._cond:
                 del producer
                 gc.collect()
         assert isinstance(failure_of(handle), ProducerClosed)
@@ -249,6 +251,35 @@ class TestDropped:
                 failed.close()
             del producer, failed
             gc.collect()
+
+
+class TestSignals:
+    def test_a_handler_of_a_signal_may_append_also_while_another_append_is_interrupted(self, log: ObjectLog) -> None:
+        handles: dict[bytes, object] = {}
+        signals = itertools.count()
+
+        def append_more(*_: object) -> None:
+            value = b"from the handler %d" % next(signals)
+            handles[value] = producer.append(value=value)
+
+        before = signal.signal(signal.SIGALRM, append_more)
+        with log.producer(batch_bytes=1 << 20, linger=0.01) as producer:
+            signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+            try:
+                for number in range(60_000):
+                    value = b"%d" % number
+                    handle = producer.append(value=value)
+                    if number % 100 == 0:
+                        handles[value] = handle
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                signal.signal(signal.SIGALRM, before)
+        found = [value for _, value in content(log)]
+        assert len(handles) > 610, "no signal came"
+        assert [value for value in found if value.isdigit()] == [b"%d" % number for number in range(60_000)]
+        assert len(found) == 60_000 + len(handles) - 600
+        for value, handle in handles.items():
+            assert found[handle.result(0).first] == value
 
 
 PROGRAM = """

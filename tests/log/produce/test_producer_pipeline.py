@@ -118,10 +118,10 @@ class TestInTime:
                     for thread in range(3):
                         allowed[thread] += 40 if step % 20 else 3000
                     # No more time passes until what is due is closed, and everybody has appended at this time.
-                    while producer._buffer.until_due() == 0.0 or made != allowed:
+                    while producer._state.until_due() == 0.0 or made != allowed:
                         # The thread that closes batches may have begun to wait, for so long, just after the time moved:
                         # then it waits for a time that does not come.
-                        producer._buffer.wake.set()
+                        producer._state.wake.set()
                         if stop.wait(0.001):
                             return
                 stop.set()
@@ -136,7 +136,7 @@ class TestInTime:
         self, log: ObjectLog, clock: ManualClock
     ) -> None:
         with log.producer(linger=5.0) as producer:
-            with producer._buffer.lock:  # what closes batches has to wait
+            with producer._state.lock:  # what closes batches has to wait
                 handle = producer.append(value=b"a")
                 clock.advance(5.0)
             assert handle.result(SOON) == Receipt(0, 1)
@@ -145,7 +145,7 @@ class TestInTime:
         self, log: ObjectLog, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with log.producer(linger=5.0) as producer:
-            drain, late = producer._buffer.drain, []
+            drain, late = producer._state.drain, []
 
             def drain_and_then_one_more_is_queued() -> None:
                 drain()
@@ -153,10 +153,10 @@ class TestInTime:
                     late.append(producer.append(value=b"b"))
 
             first = producer.append(value=b"a")
-            while producer._buffer.wake.is_set():
+            while producer._state.wake.is_set():
                 threading.Event().wait(0.001)
             assert clock.wait_until_blocked(1)  # what closes batches has taken notice of the first, and sleeps
-            monkeypatch.setattr(producer._buffer, "drain", drain_and_then_one_more_is_queued)
+            monkeypatch.setattr(producer._state, "drain", drain_and_then_one_more_is_queued)
             producer.flush(SOON)
             assert first.result(0) == Receipt(0, 1)
             assert not late[0].done()
@@ -206,11 +206,11 @@ class TestSize:
         gate, table = Gate(line), records(bytes(30_000))
         with log.producer(budget=100_000, batch_bytes=1, compression="none") as producer:
             threads = [threading.Thread(target=producer.append_batch, args=(table,)) for _ in range(12)]
-            with producer._buffer.lock:
+            with producer._state.lock:
                 for thread in threads:
                     thread.start()
             gate.wait_for(4)
-            while producer.buffered < 135_000 and len(producer._buffer.room._waiters) < 8:
+            while producer.buffered < 135_000 and len(producer._state.room._waiters) < 8:
                 threading.Event().wait(0.001)
             highest = producer.buffered
             gate.open()
@@ -240,7 +240,7 @@ class TestOverlap:
             listing.wait_for(1)
             handles += [producer.append(value=bytes(LARGE)) for _ in range(6)]
             uploads.wait_for(7)
-            while not all(sent.done() for sent in producer._committer._outbox._sent):
+            while not all(sent.is_done for sent in producer._state.sent):
                 threading.Event().wait(0.001)
             listing.open()
             assert [handle.result(SOON).first for handle in handles] == list(range(7))
@@ -283,7 +283,7 @@ class TestConflicts:
             with log.producer(batch_bytes=1, linger=0.0) as producer:
                 for number in range(150):
                     producer.append(key=b"%d" % name, value=b"%d" % number * LARGE).result(SOON)
-                conflicts[name] = producer._committer._outbox._shipper.lister.cell.conflicts
+                conflicts[name] = producer._state.shipper.lister.cell.conflicts
 
         together(lambda: work(0), lambda: work(1))
         pauses = [pause for clock in clocks for pause in clock.slept]
@@ -342,7 +342,7 @@ class TestAmongOthers:
             assert reads_of_one_listing() == 0
             append(other, b"x", number=0)
             assert reads_of_one_listing() == 1  # it lost, and looked
-            cell = producer._committer._outbox._shipper.lister.cell
+            cell = producer._state.shipper.lister.cell
             append(other, b"x", number=1)
             lost = cell.conflicts
             assert reads_of_one_listing() == 1  # it looked, and did not lose
@@ -380,7 +380,7 @@ class TestAmongOthers:
         self, resting: Producer, line: FaultyStore, clock: ManualClock
     ) -> None:
         handles = [resting.append(value=bytes(LARGE)) for _ in range(3)]
-        while not all(sent.done() for sent in resting._committer._outbox._sent):
+        while not all(sent.is_done for sent in resting._state.sent):
             threading.Event().wait(0.001)
         assert clock.wait_until_blocked(2)
         assert not any(handle.done() for handle in handles)

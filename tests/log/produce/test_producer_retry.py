@@ -20,6 +20,7 @@ from strandline.errors import (
 )
 from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
+from strandline.log.produce.rows import Row
 from strandline.log.writers.numbered import MAX_WRITERS
 from strandline.model.cursor import Bounds
 from strandline.model.head import WriterId
@@ -50,6 +51,18 @@ def values(log: ObjectLog) -> list[bytes]:
 
 def numbers(log: ObjectLog, producer: Producer) -> list[int]:
     return [entry.number for entry in log.head().tail if entry.writer == producer.writer]
+
+
+def look_just_before_the_failure(producer: Producer) -> None:
+    """Let the next append find that nothing is halted, and the failure come before its record is queued."""
+    state, queue_row = producer._state, producer._state.queue_row
+    state.halted = False
+
+    def queue_late(row: Row) -> None:
+        state.halted = True
+        queue_row(row)
+
+    state.queue_row = queue_late
 
 
 class TestRetry:
@@ -83,9 +96,9 @@ class TestRetry:
             first = producer.append(value=b"a")
             sealed = threading.Thread(target=lambda: failure_of(first), daemon=True)
             sealed.start()
-            with producer._buffer.lock:
-                producer._buffer.drain()
-                producer._buffer.seal()
+            with producer._state.lock:
+                producer._state.drain()
+                producer._state.seal()
             gate.wait_for(1)
             open_table = producer.append_batch(records(b"b", b"c"))
             queued = producer.append(value=b"d")
@@ -189,7 +202,7 @@ class TestRetry:
             ):
                 with pytest.raises(ProducerFailed):
                     call()
-            assert not producer._buffer.rows, "those who are refused must not use up memory"
+            assert not producer._state.rows, "those who are refused must not use up memory"
             producer.retry(SOON)
             producer.append(value=b"b")
         assert values(log) == [b"a", b"b"]
@@ -204,13 +217,12 @@ class TestRetry:
             producer.append(value=b"a")
             with pytest.raises(StorageError, match="403"):
                 producer.flush(SOON)
-            producer._buffer.full = False  # as it was when this one looked, just before the failure
+            look_just_before_the_failure(producer)
             with pytest.raises(ProducerFailed):
                 producer.append(value=b"refused")
-            producer._buffer.full = True
             looks: list[None] = []
-            look, producer._buffer.until_due = producer._buffer.until_due, lambda: looks.append(None) or look()
-            producer._buffer.wake.set()
+            look, producer._state.until_due = producer._state.until_due, lambda: looks.append(None) or look()
+            producer._state.wake.set()
             for _ in range(100):
                 threading.Event().wait(0.001)
             assert len(looks) < 5
@@ -230,17 +242,17 @@ class TestRetry:
             producer.append(value=b"a")
             with pytest.raises(StorageError, match="403"):
                 producer.flush(SOON)
-            buffer, take_back = producer._buffer, producer._buffer.take_back
+            state, take_back = producer._state, producer._state.take_back
 
-            def others_are_faster(ticket: int) -> None:
-                while buffer.wake.is_set():
+            def others_are_faster(row: Row) -> None:
+                while state.wake.is_set():
                     threading.Event().wait(0.001)
                 assert clock.wait_until_blocked(1)
                 assert producer.retry(SOON) == [Receipt(0, 1)]
-                take_back(ticket)
+                take_back(row)
 
-            buffer.full = False  # as it was when this one looked, just before the failure
-            monkeypatch.setattr(buffer, "take_back", others_are_faster)
+            look_just_before_the_failure(producer)
+            monkeypatch.setattr(state, "take_back", others_are_faster)
             handle = producer.append(value=b"b")
             clock.advance(5.0)
             assert handle.result(SOON) == Receipt(1, 1)
@@ -306,7 +318,7 @@ class TestGivingUp:
         with pytest.raises(ProducerFailed, match="403"):
             producer.close()
         assert producer.buffered == 0
-        assert len(producer._committer._outbox) == 0
+        assert not producer._state.outcomes()
         producer.close()
         with pytest.raises(ProducerClosed):
             producer.retry(SOON)
@@ -369,7 +381,7 @@ class TestWhereRetryingCannotHelp:
         producer = log.producer(linger=NEVER)
         before = producer.append_batch(records(b"before"))
         lost = producer.append(value=b"lost")
-        monkeypatch.setattr("strandline.log.produce.buffer.page_of", no_memory)
+        monkeypatch.setattr("strandline.log.produce.state.page_of", no_memory)
         with pytest.raises(MemoryError):
             producer.flush(SOON)
         monkeypatch.undo()
@@ -392,7 +404,7 @@ class TestWhereRetryingCannotHelp:
         producer, gate = log.producer(linger=NEVER, batch_bytes=1), Gate(line)
         under_way = producer.append_batch(records(bytes(1000)))
         lost = producer.append(value=b"lost")
-        monkeypatch.setattr("strandline.log.produce.buffer.page_of", no_memory)
+        monkeypatch.setattr("strandline.log.produce.state.page_of", no_memory)
         closing = threading.Thread(target=lambda: failure_of(_Closing(producer)), daemon=True)
         closing.start()
         assert isinstance(failure_of(under_way), ProducerFailed)

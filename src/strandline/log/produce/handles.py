@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from abc import ABC, abstractmethod
-from bisect import bisect_left
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
-from typing import ClassVar
+from itertools import count
 
 from strandline.log.contract import Receipt
 from strandline.model.arguments import TIMEOUT
@@ -83,69 +82,59 @@ class BatchHandle(_Placed, tuple[BatchOutcome, int, int]):
         return self
 
 
-class TicketRange:
-    """Consecutive tickets that were put in one batch together; open until that happens.
+class Page:
+    """Rows that are put in one batch together; open until that happens.
 
-    A ticket is that of one record or, if it is among ``calls``, of all entries of a call.
-
-    Ranges form a chain: a handle keeps the range that was open before it took its ticket, and finds its own from there.
-    Ranges without a handle are garbage-collected.
+    Pages form a chain: a handle keeps the page that was open before its row was queued, and finds its own from there.
+    Pages without a handle are garbage-collected.
     """
 
-    __slots__ = ("base", "calls", "end", "following", "holes", "outcome", "place", "start", "widened")
+    __slots__ = ("_base", "_following", "_places", "_starts", "outcome", "place_queued")
 
-    def __init__(self, place: Callable[[], None], start: int) -> None:
-        """Begin with ticket ``start``; ``place`` puts every queued record in a batch."""
-        self.place = place
-        self.start = start
-        self.end: int | None = None
-        self.outcome: BatchOutcome | None = None
-        self.base = 0
-        self.holes: list[int] = []
-        self.calls: list[int] = []
-        self.widened: list[int] = []
-        self.following: TicketRange | None = None
+    def __init__(self, place_queued: Callable[[], None]) -> None:
+        """Not closed yet; ``place_queued`` puts every queued row in a batch."""
+        self.place_queued = place_queued
+        self._following: Page | None = None
 
-    def close(self, end: int, outcome: BatchOutcome, base: int, holes: list[int], following: TicketRange) -> None:
-        """Tickets below ``end``, except ``holes``, are records of this outcome, counted from ``base``."""
+    def close(self, tickets: Sequence[int], outcome: BatchOutcome, base: int = 0, starts: Sequence[int] = ()) -> Page:
+        """Rows with these tickets, in this order, are records of this outcome, counted from ``base``; returns the next.
+
+        ``starts`` has the first record of each row, counted from that of the page, if rows are not one record each.
+        """
         self.outcome = outcome
-        self.base = base
-        self.holes = holes
-        self.following = following
-        self.end = end  # last: a thread that sees it sees the rest
+        self._places = tickets if isinstance(tickets, range) else dict(zip(tickets, count(), strict=False))
+        self._base, self._starts = base, starts
+        self._following = Page(self.place_queued)  # last: a thread that sees it sees the rest
+        return self._following
 
-    def widen(self, calls: list[int], widened: list[int]) -> None:
-        """Set which tickets are calls, and the cumulative number of extra records; before closing."""
-        self.calls = calls
-        self.widened = widened
-
-    def index(self, ticket: int) -> int:
-        """The index of a ticket's first record within the batch."""
-        index = self.base + ticket - self.start - bisect_left(self.holes, ticket)
-        before = bisect_left(self.calls, ticket)
-        return index + self.widened[before - 1] if before else index
-
-    def found(self, ticket: int) -> TicketRange | None:
-        """The range of the ticket, from this one on; None if it is still open."""
-        ticket_range: TicketRange | None = self
-        while ticket_range is not None and ticket_range.end is not None and ticket >= ticket_range.end:
-            ticket_range = ticket_range.following
-        return None if ticket_range is None or ticket_range.end is None else ticket_range
+    def found(self, ticket: int) -> Page | None:
+        """The page with a ticket, from this one on; None if its row is still queued."""
+        page = self
+        while (following := page._following) is not None:
+            if ticket in page._places:
+                return page
+            page = following
+        return None
 
     def placed(self, ticket: int) -> tuple[BatchOutcome, int]:
-        """The outcome of a ticket, and the index of its first record; puts it in a batch if needed."""
-        while (ticket_range := self.found(ticket)) is None or ticket_range.outcome is None:
-            self.place()
-        return ticket_range.outcome, ticket_range.index(ticket)
+        """The outcome of a ticket, and the index of its first record in the batch; puts it in one if needed."""
+        while (page := self.found(ticket)) is None:
+            self.place_queued()
+        return page.outcome, page.index(ticket)
+
+    def index(self, ticket: int) -> int:
+        """The index of a ticket of this page within the batch."""
+        place = self._places.index(ticket) if isinstance(self._places, range) else self._places[ticket]
+        return self._base + (self._starts[place] if self._starts else place)
 
     def done(self, ticket: int) -> bool:
         """Whether the outcome of a ticket is known."""
-        ticket_range = self.found(ticket)
-        return ticket_range is not None and ticket_range.outcome is not None and ticket_range.outcome.done()
+        page = self.found(ticket)
+        return page is not None and page.outcome.done()
 
 
-class RecordHandle(_Placed, tuple[TicketRange, int]):
-    """The handle of one record: a range of tickets from which to search its batch, and its ticket.
+class RecordHandle(_Placed, tuple[Page, int]):
+    """The handle of one record: a page from which to search its own, and its ticket.
 
     A tuple, because one is created for every record, and nothing is faster.
     """
@@ -154,15 +143,15 @@ class RecordHandle(_Placed, tuple[TicketRange, int]):
 
     def done(self) -> bool:
         """Whether the outcome is known."""
-        ticket_range, ticket = self
-        return ticket_range.done(ticket)
+        page, ticket = self
+        return page.done(ticket)
 
     def _place(self) -> tuple[BatchOutcome, int, int]:
-        ticket_range, ticket = self
-        return *ticket_range.placed(ticket), 1
+        page, ticket = self
+        return *page.placed(ticket), 1
 
 
-class ProduceHandle(_Placed, tuple[TicketRange, int, int, int]):
+class ProduceHandle(_Placed, tuple[Page, int, int, int]):
     """The handle of a ``produce`` call: like that of a record, with its number of entries and ingestion time."""
 
     __slots__ = ()
@@ -178,31 +167,16 @@ class ProduceHandle(_Placed, tuple[TicketRange, int, int, int]):
         return self[0].done(self[1])
 
     def _place(self) -> tuple[BatchOutcome, int, int]:
-        ticket_range, ticket, count, _ = self
-        return *ticket_range.placed(ticket), count
+        page, ticket, count, _ = self
+        return *page.placed(ticket), count
 
 
-def placed_range(outcome: BatchOutcome, base: int) -> TicketRange:
-    """A range whose one ticket, 0, begins at this record of the batch with this outcome."""
-    ticket_range = TicketRange(_place_nothing, 0)
-    ticket_range.close(1, outcome, base, [], TicketRange(_place_nothing, 1))
-    return ticket_range
+def placed_page(outcome: BatchOutcome, base: int) -> Page:
+    """A page whose one ticket, 0, begins at this record of the batch with this outcome."""
+    page = Page(_place_nothing)
+    page.close(range(1), outcome, base)
+    return page
 
 
 def _place_nothing() -> None:
     """Nothing is queued."""
-
-
-class RepeatedHandle(BatchHandle):
-    """The handle of an append whose number the log has recognised: it adds nothing."""
-
-    __slots__ = ()
-
-    repeated: ClassVar = True
-
-
-def settled(receipt: Receipt, *, repeated: bool = False) -> BatchHandle:
-    """A handle whose outcome is known already."""
-    outcome = BatchOutcome()
-    outcome.set_result(receipt)
-    return (RepeatedHandle if repeated else BatchHandle)((outcome, 0, receipt.count))

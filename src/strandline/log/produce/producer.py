@@ -11,11 +11,9 @@ from typing import Any, Final, Never, Self
 
 from strandline.errors import InvalidInput, Unsupported
 from strandline.log.contract import Receipt
-from strandline.log.produce.buffer import Buffer
-from strandline.log.produce.committer import ProducerThreads
-from strandline.log.produce.handles import BatchHandle, ProduceHandle, RecordHandle, placed_range
+from strandline.log.produce.committer import Committer
+from strandline.log.produce.handles import BatchHandle, ProduceHandle, RecordHandle, placed_page
 from strandline.log.produce.limits import Limits
-from strandline.log.produce.outbox import Outbox, ReentrantEvent
 from strandline.log.produce.rows import (
     BY_NAME,
     CALL,
@@ -23,17 +21,20 @@ from strandline.log.produce.rows import (
     ONLY_VALUES,
     PAGE_BYTES,
     Headers,
+    Row,
     as_tuple,
     check_opaque,
     check_rare,
     check_size,
     header_bytes,
     microseconds_of,
+    page_of_records,
 )
 from strandline.log.produce.shipper import Shipper
+from strandline.log.produce.state import State
 from strandline.log.produce.typed import TYPES, ValueEncoder
 from strandline.model.arguments import checked
-from strandline.model.head import MetadataRange, WriterId
+from strandline.model.head import MetadataRanges, WriterId
 from strandline.model.records import Op, RecordSource, conform, record_batch
 from strandline.storage.closing import Closing
 from strandline.storage.env import Env
@@ -104,15 +105,14 @@ class Producer(Closing):
     ) -> None:
         """Use :meth:`~strandline.log.contract.Log.producer` of a log."""
         self._values = ValueEncoder(None, lambda: None) if values is None else values
-        ready = ReentrantEvent()
-        outbox = Outbox(shipper, number=number, uploads=limits.uploads, ready=ready.set)
         self.writer = writer
         self._clock = env.clock
-        self._buffer = Buffer(shipper, outbox, limits, writer=writer, env=env)
-        self._committer = ProducerThreads(self._buffer, outbox, writer=writer, env=env, ready=ready)
+        self._origin = Origin(f"The producer with the writer id {writer}", self)
+        self._opaque = shipper.opaque
+        self._state = State(shipper, limits, writer=writer, number=number, env=env, origin=self._origin)
+        self._committer = Committer(self._state, env)
         # Threads and handles refer to the parts, not to the producer, so that an abandoned producer is detected.
         self._dropped = weakref.finalize(self, _drop, self._committer, writer)
-        self._origin = Origin(f"The producer with the writer id {writer}", self)
         call_in_child(self, Producer._after_fork)
 
     def __repr__(self) -> str:
@@ -137,10 +137,10 @@ class Producer(Closing):
         """
         if by_position:
             raise InvalidInput(BY_NAME)
-        buffer = self._buffer
-        large = False
+        state = self._state
+        opaque, large = self._opaque, False
         if value is None:
-            if buffer.opaque:
+            if opaque:
                 raise InvalidInput(ONLY_VALUES)
         else:
             if type(value) is not bytes:
@@ -148,37 +148,36 @@ class Producer(Closing):
             large = len(value) >= _LARGE
         if type(key) is bytes:
             large = large or len(key) >= _LARGE
-            if buffer.opaque:
+            if opaque:
                 raise InvalidInput(ONLY_VALUES)
         elif key is not None:
             raise InvalidInput(TYPES)
         if op or headers is not None:
             headers, op = check_rare(op, headers), int(op)
             large = large or (headers is not None and header_bytes(headers) >= _LARGE)
-            if buffer.opaque and (op or headers):
+            if opaque and (op or headers):
                 raise InvalidInput(ONLY_VALUES)
-        if large:
-            check_size(key, value, headers, buffer.most_record_bytes)
         if timestamp is not None:
             timestamp = microseconds_of(timestamp)
-        if buffer.full:
-            buffer.wait_for_room()
-        ticket_range = buffer.ticket_range  # before the ticket: the record is in this range or a later one
-        row = (buffer.now_ns() if timestamp is None else timestamp * 1000, op, key, value, headers)
+        if state.halted:
+            state.wait_for_room()
+        now = state.now_ns() if timestamp is None else timestamp * 1000
         if large:
-            ticket = buffer.queue_large(row)
-        else:
-            ticket = buffer.next_ticket()
-            while buffer.store_row(ticket, row) is not row:
-                del buffer.rows[ticket]
-                ticket = buffer.next_ticket()
-            if ticket & buffer.page_mask == buffer.page_mask:
-                buffer.fill_pages()
-        if buffer.unnoticed:
-            buffer.notice()
-        if buffer.refusing:
-            buffer.take_back(ticket)
-        return RecordHandle((ticket_range, ticket))
+            return self._append_whole((now, op, key, value, headers, 0))
+        page, ticket = state.page, state.next_ticket()  # in this order: the record is in this page or a later one
+        row = (now, op, key, value, headers, ticket)
+        state.queue_row(row)
+        if len(state.rows) >= state.fill_at:
+            state.fill_page()
+        if state.halted:
+            state.take_back(row)
+        if state.first_at is None:
+            state.note_first()
+        return RecordHandle((page, ticket))
+
+    def _append_whole(self, row: Row) -> RecordHandle:
+        check_size(*row[2:5], self._state.shipper.most_record_bytes)
+        return RecordHandle((placed_page(*self._state.place_whole([page_of_records([row])])), 0))
 
     def append_batch(self, batch: RecordSource, *, expect: int | None = None) -> BatchHandle:
         """Append a table of records, whole or not at all, never split over two batches.
@@ -191,10 +190,10 @@ class Producer(Closing):
         producer; else its handle raises ``ExpectationFailed``, the log is unchanged, and the producer continues.
         """
         batches = conform(self._values.records(batch), now=self._clock.now())
-        if self._buffer.opaque:
+        if self._opaque:
             check_opaque(batches)
-        outcome, start, stop = self._buffer.place_whole(batches, None, expect)
-        return BatchHandle((outcome, start, stop - start))
+        outcome, first = self._state.place_whole(batches, expect=expect)
+        return BatchHandle((outcome, first, sum(batch.num_rows for batch in batches)))
 
     def produce(self, values: Sequence[bytes], metadata: bytes = b"", *, expect: int | None = None) -> ProduceHandle:
         """Append values as records without key, op and headers, whole or not at all, with metadata attached.
@@ -212,37 +211,32 @@ class Producer(Closing):
         else:
             content = tuple(values)  # a copy: the caller may change its list
             op, total, size = CALL, len(content), _size_of(content)
-        buffer = self._buffer
-        if type(metadata) is not bytes or len(metadata) > buffer.most_metadata:
-            raise _refused(metadata, buffer.most_metadata)
+        state = self._state
+        if type(metadata) is not bytes or len(metadata) > state.shipper.most_metadata:
+            raise _refused(metadata, state.shipper.most_metadata)
         if expect is not None or size >= _LARGE_CALL:
             return self._produce_whole(as_tuple(content), metadata, expect)
-        if buffer.full:
-            buffer.wait_for_room()
-        ticket_range = buffer.ticket_range  # before the ticket: the call is in this range or a later one
-        now_ns, next_ticket, store_row = buffer.now_ns, buffer.next_ticket, buffer.store_row
-        now = now_ns()
-        call = (now, op, metadata, content, size)  # one ticket: nothing can get between its values
-        ticket = next_ticket()
-        while store_row(ticket, call) is not call:
-            del buffer.rows[ticket]
-            ticket = next_ticket()
-        queued = buffer.queued = buffer.queued + size
-        mask = buffer.page_mask
-        if ticket & mask == mask or queued >= PAGE_BYTES:
-            buffer.fill_pages()
-        if buffer.unnoticed:
-            buffer.notice()
-        if buffer.refusing:
-            buffer.take_back(ticket)
-        return ProduceHandle((ticket_range, ticket, total, now))
+        if state.halted:
+            state.wait_for_room()
+        page, ticket = state.page, state.next_ticket()  # in this order: the call is in this page or a later one
+        now = state.now_ns()
+        row = (now, op, metadata, content, size, ticket)
+        state.queue_row(row)
+        queued = state.queued = state.queued + size
+        if len(state.rows) >= state.fill_at or queued >= PAGE_BYTES:
+            state.fill_page()
+        if state.halted:
+            state.take_back(row)
+        if state.first_at is None:
+            state.note_first()
+        return ProduceHandle((page, ticket, total, now))
 
     def _produce_whole(self, values: tuple[bytes, ...], metadata: bytes, expect: int | None) -> ProduceHandle:
         now, total = self._clock.now(), len(values)
         batch = record_batch(timestamps=[now] * total, ops=[0] * total, keys=[None] * total, values=values)
-        placed = self._buffer.place_whole(conform(batch, now=now), MetadataRange(0, now, metadata), expect)
-        outcome, start, stop = placed
-        return ProduceHandle((placed_range(outcome, start), 0, stop - start, now * 1000))
+        ranges = MetadataRanges((0,), (now - now % self._state.shipper.tick,), (metadata,))
+        outcome, first = self._state.place_whole(conform(batch, now=now), ranges, expect)
+        return ProduceHandle((placed_page(outcome, first), 0, total, now * 1000))
 
     def flush(self, timeout: float | None = None) -> None:
         """Block until everything appended before this call is durable and listed; raises the first failure."""
@@ -281,7 +275,7 @@ class Producer(Closing):
     @property
     def buffered(self) -> int:
         """Bytes that are appended and not yet listed, without the last few queued records."""
-        return self._buffer.buffered
+        return self._state.buffered
 
 
 def _refused(metadata: object, most: int) -> InvalidInput:
@@ -303,7 +297,7 @@ def _size_of(values: tuple[bytes, ...]) -> int:
     return sum(map(len, values)) + _ENTRY * len(values)
 
 
-def _drop(committer: ProducerThreads, writer: WriterId) -> None:
+def _drop(committer: Committer, writer: WriterId) -> None:
     # May run in any thread at any point, within the garbage collector: no locks here.
     committer.drop()
     warnings.warn(

@@ -1,12 +1,12 @@
-"""Rows of single records: checked, queued without a lock, encoded to Arrow page by page."""
+"""Rows of single records and calls: checked, divided over batches, encoded to Arrow page by page."""
 
 from __future__ import annotations
 
 import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from itertools import accumulate, chain, compress, count, repeat
+from itertools import accumulate, chain, compress
 from operator import itemgetter, mul
 from typing import Final, NamedTuple, cast
 
@@ -22,12 +22,12 @@ from strandline.model.records import Op, record_batch
 
 Headers = Mapping[str, bytes]
 
-Row = tuple[int, int, bytes | None, bytes | None, Headers | None]
-"""Nanoseconds, operation, key, value, headers."""
+Row = tuple[int, int, bytes | None, bytes | None, Headers | None, int]
+"""Nanoseconds, operation, key, value, headers, ticket."""
 
-Call = tuple[int, int, bytes, bytes | tuple[bytes, ...], int]
-"""A whole ``produce`` call in one row: nanoseconds, :data:`CALL` or :data:`ENTRY`, its metadata, its entries, and
-about their bytes."""
+Call = tuple[int, int, bytes, bytes | tuple[bytes, ...], int, int]
+"""A whole ``produce`` call in one row: nanoseconds, :data:`CALL` or :data:`ENTRY`, its metadata, its entries, about
+their bytes, and its ticket."""
 
 CALL: Final = 255
 """In the place of the operation: a call, with its entries in a tuple."""
@@ -36,13 +36,7 @@ ENTRY: Final = 254
 """In the place of the operation: a call with one entry, without a tuple, which the garbage collector would track."""
 
 _CALLS: Final = frozenset((CALL, ENTRY))
-_TIME, _OP, _METADATA, _CONTENT, _SIZE = (itemgetter(place) for place in range(5))
-
-SKIPPED: Final = cast("Row", ())
-"""In the place of a row: its ticket was skipped; false, unlike any row."""
-
-_WITHDRAWN: Final = cast("Row", None)
-"""In the place of a row: it was taken back; false, too."""
+_TIME, _OP, _METADATA, _CONTENT, _SIZE, _TICKET = (itemgetter(place) for place in range(6))
 
 FIRST_PAGE: Final = 1 << 6
 """Records encoded at a time before their size is known."""
@@ -63,55 +57,21 @@ BY_NAME: Final = "Producer.append takes its arguments by name: append(value=…)
 MAX_TIME: Final = ((1 << 63) - 1) // 1000
 
 
-class RowQueue:
-    """Rows in the order of their tickets, queued from many threads without a lock.
-
-    Taking a ticket and storing a row under it are atomic in CPython. A thread may pause between the two: the taking
-    thread then marks the ticket as skipped, and the paused thread, which finds the mark, takes another ticket. No
-    thread waits, no row is lost, and a call that returned before another began has the lower ticket.
-    """
-
-    __slots__ = ("next_ticket", "rows")
-
-    def __init__(self) -> None:
-        self.next_ticket: Callable[[], int] = count().__next__
-        self.rows: dict[int, Row | Call] = {}
-
-    def take(self, start: int, stop: int) -> tuple[list[Row | Call], list[int]]:
-        """The rows of these tickets, and the skipped tickets. Only one thread may take at a time."""
-        pop = self.rows.pop
-        found = list(map(pop, range(start, stop), repeat(SKIPPED)))
-        if all(found):
-            return found, []
-        rows: list[Row | Call] = []
-        holes: list[int] = []
-        for ticket, early in enumerate(found, start):
-            row = early
-            if row is SKIPPED and self.rows.setdefault(ticket, SKIPPED) is not SKIPPED:
-                row = pop(ticket)
-            if row is SKIPPED or row is _WITHDRAWN:
-                holes.append(ticket)
-            else:
-                rows.append(row)
-        return rows, holes
-
-    def withdraw(self, ticket: int) -> bool:
-        """Take a row back, unless it was taken already. Not while another thread takes."""
-        if ticket not in self.rows:
-            return False
-        self.rows[ticket] = _WITHDRAWN  # not removed: the mark of a skipped ticket must be found
-        return True
-
-
 def fitting_page(record: int, batch_bytes: int) -> int:
     """How many records of this size to encode at a time: a power of two."""
     rows = min(PAGE_BYTES, batch_bytes // 2) // max(1, record)
     return max(1, min(_PAGE, 1 << max(0, rows.bit_length() - 1)))
 
 
-def has_calls(rows: list[Row | Call]) -> bool:
-    """Whether any of the rows is a whole call."""
-    return not _CALLS.isdisjoint(map(_OP, rows))
+def tickets_of(rows: list[Row | Call]) -> Sequence[int]:
+    """The tickets of rows, as a range if they are consecutive.
+
+    A thread that pauses between taking a ticket and queueing its row is overtaken; nearly always none is.
+    """
+    tickets = list(map(_TICKET, rows))
+    first, last = tickets[0], tickets[-1]
+    is_in_order = last - first == len(tickets) - 1 and sorted(tickets) == tickets
+    return range(first, last + 1) if is_in_order else tickets
 
 
 class BatchRows(NamedTuple):
@@ -122,11 +82,11 @@ class BatchRows(NamedTuple):
     """Metadata of its calls, counted from its own first record."""
     widths: list[int]
     """Number of records of each row."""
-    entries: list[bytes] | None
+    entries: list[bytes] | None = None
     """Values of its records, if all its rows are calls."""
-    times: memoryview
+    times: memoryview = memoryview(b"")
     """Time of each row, in microseconds."""
-    apart: bool
+    apart: bool = False
     """Whether they begin a new batch, since the current one has no room for them."""
 
 
@@ -137,14 +97,16 @@ class Room(NamedTuple):
     space: int
 
 
-def cut_calls(rows: list[Row | Call], room: Room, most: Room, tick: int = 1) -> list[BatchRows]:
+def cut_rows(rows: list[Row | Call], room: Room, most: Room, tick: int = 1) -> list[BatchRows]:
     """Split rows into groups, each for one batch. A group ends with the call that uses up the room for metadata, or
     before the call that would not fit; no group is empty, and no call is split.
 
     The current batch has ``room`` left, an empty one ``most``. Times are truncated to ``tick`` microseconds.
-    Works on whole columns, without a Python loop per row.
+    Rows without calls are one group: pages are small. Works on whole columns, without a Python loop per row.
     """
     ops = bytes(map(_OP, rows))
+    if max(ops, default=ENTRY) < ENTRY:
+        return [BatchRows(rows, MetadataRanges(), [1] * len(rows))]
     narrow = ops.count(ENTRY) == len(rows)
     pure = narrow or ops.count(ENTRY) + ops.count(CALL) == len(rows)
     calls = cast("list[Call]", rows) if pure else [cast("Call", row if row[1] in _CALLS else _NO_CALL) for row in rows]
@@ -181,7 +143,7 @@ def cut_calls(rows: list[Row | Call], room: Room, most: Room, tick: int = 1) -> 
     return pieces
 
 
-_NO_CALL: Final = cast("Call", (0, 0, b"", b"", 0))
+_NO_CALL: Final = cast("Call", (0, 0, b"", b"", 0, 0))
 """In the place of a call: a single record, without metadata."""
 
 
@@ -202,14 +164,14 @@ def _chosen(ranges: MetadataRanges, which: list[bool]) -> MetadataRanges:
     )
 
 
-def page_of_calls(piece: BatchRows) -> pa.RecordBatch:
+def page_of(piece: BatchRows) -> pa.RecordBatch:
     """The records of a piece as one record batch."""
     if piece.entries is None:
-        return page_of(_flat(piece.rows))
+        return page_of_records(_flat(piece.rows) if piece.ranges else cast("list[Row]", piece.rows))
     count = len(piece.entries)
     times: memoryview | bytes = piece.times
     if count > len(piece.rows):
-        times = b"".join(map(mul, map(itemgetter(0), struct.iter_unpack("8s", times)), piece.widths))
+        times = b"".join(map(mul, map(_TIME, struct.iter_unpack("8s", times)), piece.widths))
     return record_batch(
         timestamps=_numbers(pa.int64(), times),
         ops=_numbers(pa.int8(), bytes(count)),
@@ -223,21 +185,21 @@ def _flat(rows: list[Row | Call]) -> list[Row]:
     found: list[Row] = []
     for row in rows:
         if row[1] in _CALLS:
-            time, _, _, content, _ = cast("Call", row)
-            found += [(time, int(Op.PUT), None, entry, None) for entry in as_tuple(content)]
+            time, _, _, content, *_ = cast("Call", row)
+            found += [(time, int(Op.PUT), None, entry, None, 0) for entry in as_tuple(content)]
         else:
             found.append(cast("Row", row))
     return found
 
 
-def page_of(rows: list[Row]) -> pa.RecordBatch:
-    """The rows as one record batch."""
-    headers = list(map(itemgetter(4), rows))
+def page_of_records(rows: list[Row]) -> pa.RecordBatch:
+    """Rows without calls as one record batch."""
+    headers = list(map(_SIZE, rows))
     return record_batch(
         timestamps=_microseconds(map(_TIME, rows)),
-        ops=_numbers(pa.int8(), bytes(map(itemgetter(1), rows))),
-        keys=list(map(itemgetter(2), rows)),
-        values=list(map(itemgetter(3), rows)),
+        ops=_numbers(pa.int8(), bytes(map(_OP, rows))),
+        keys=list(map(_METADATA, rows)),
+        values=list(map(_CONTENT, rows)),
         headers=headers if any(headers) else None,
     )
 

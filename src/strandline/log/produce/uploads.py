@@ -1,0 +1,101 @@
+"""Closed batches of a producer, and the threads that upload them side by side."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+from strandline.log.produce.handles import BatchOutcome
+from strandline.log.produce.shipper import Sealed, Shipper
+from strandline.storage.clock import CLOCK
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """A batch on its way: being filled, waiting for its number, being uploaded, and being listed."""
+
+    draft: Any
+    """None once it is sealed."""
+    outcome: BatchOutcome = field(default_factory=BatchOutcome)
+    size: int = 0
+    expect: int | None = None
+    number: int = -1
+    sealed: Sealed[Any] | None = None
+    uploaded: Any = None
+    error: BaseException | None = None
+    """Why its upload failed."""
+    began: float = field(default_factory=CLOCK.monotonic)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its upload has ended, successfully or not."""
+        return self.uploaded is not None or self.error is not None
+
+    def discard(self) -> None:
+        """Do not upload it, if that has not begun."""
+        self.error = self.error or CancelledError()
+
+    def ship(self, shipper: Shipper[Any, Any]) -> None:
+        """Seal and upload it, unless it was discarded. In a thread of its own: either may take long."""
+        if self.is_done:
+            return
+        try:
+            if self.sealed is None:
+                self.sealed = shipper.seal(self.draft, number=self.number, expect=self.expect)
+                self.draft = None
+            self.uploaded = shipper.upload(self.sealed)
+        except BaseException as error:  # noqa: BLE001 - every error must reach the handles
+            self.error = error
+
+
+class Uploads:
+    """Uploads batches in up to ``most`` threads, and calls ``ended`` after each.
+
+    Threads are started on demand, and are daemons: a hanging store must not keep the program from exiting. The standard
+    pool would wait for its whole queue at exit.
+    """
+
+    def __init__(self, shipper: Shipper[Any, Any], most: int, ended: Callable[[], None]) -> None:
+        self.threads: list[threading.Thread] = []
+        self._most = most
+        self._ended = ended
+        self._queue: SimpleQueue[Batch | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._work = (self._queue, self._idle, shipper, ended)
+
+    def put(self, batch: Batch) -> None:
+        """Upload a batch as soon as a thread is free."""
+        if not self._idle.acquire(blocking=False) and len(self.threads) < self._most:
+            thread = threading.Thread(target=_work, args=self._work, name="strandline-upload", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no more threads: the running ones do it, if there are any
+                if not self.threads:
+                    batch.error = error
+                    self._ended()
+                    return
+            else:
+                self.threads.append(thread)
+        self._queue.put(batch)
+
+    def close(self) -> None:
+        """Let the threads end when all uploads are done; does not wait for them."""
+        for _ in self.threads:
+            self._queue.put(None)
+
+
+def _work(
+    queue: SimpleQueue[Batch | None],
+    idle: threading.Semaphore,
+    shipper: Shipper[Any, Any],
+    ended: Callable[[], None],
+) -> None:
+    while (batch := queue.get()) is not None:
+        batch.ship(shipper)
+        del batch  # frees its memory while the thread waits
+        ended()
+        idle.release()
