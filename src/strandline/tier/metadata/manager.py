@@ -12,7 +12,7 @@ from strandline.errors import InvalidInput, LogClosed, NotReady, StrandlineError
 from strandline.formats.segment.events import metadata_partition
 from strandline.log.topic.contract import Topic, check_partition
 from strandline.model.addresses import Address, as_address
-from strandline.model.arguments import Timeout, checked
+from strandline.model.arguments import Duration, Timeout, checked
 from strandline.model.segments import (
     PartitionDelete,
     SegmentEvent,
@@ -59,11 +59,11 @@ class MetadataManager(Closing):
         self,
         events: Topic,
         snapshots: MetadataSnapshots | None,
+        interval: float,
+        patience: float,
+        env: Env,
         *,
-        snapshot_interval: float = 60.0,
-        patience: float = PATIENCE,
-        background: bool = True,
-        env: Env = SYSTEM,
+        background: bool,
     ) -> None:
         """Use :meth:`start`."""
         self.events = events
@@ -76,7 +76,7 @@ class MetadataManager(Closing):
         self._assigner = Assigner(events, assignment, self._state)
         sent: dict[bytes, SegmentEvent] = {}
         self._follower = EventFollower(self._subscription, self._assigner, self._state, sent)
-        self._rounds = MetadataRounds(self._follower, snapshots, snapshot_interval, env, is_background=background)
+        self._rounds = MetadataRounds(self._follower, snapshots, interval, env, is_background=background)
         self._publisher = EventPublisher(
             events, self._state, self._assigner, self._rounds.wait, env.clock.monotonic, patience, sent
         )
@@ -92,7 +92,7 @@ class MetadataManager(Closing):
         cls,
         events: Topic,
         snapshot_dir: Address | None = None,
-        snapshot_interval: float = 60.0,
+        snapshot_interval: Duration = 60.0,
         *,
         patience: float = PATIENCE,
         background: bool = True,
@@ -109,20 +109,11 @@ class MetadataManager(Closing):
                 tests, and for single-threaded use.
             env: The disk of the folder, the clock that times snapshots and waits, and names of temporary folders.
         """
-        if not snapshot_interval > 0:
-            raise InvalidInput(f"A snapshot cannot be taken every {snapshot_interval} seconds: use more than 0.")
         snapshots = None
         if snapshot_dir is not None:
             folder = as_address(snapshot_dir)
             snapshots = MetadataSnapshots(folder, events.partition_count, events.topic_id, env)
-        return cls(
-            events,
-            snapshots,
-            snapshot_interval=snapshot_interval,
-            patience=patience,
-            background=background,
-            env=env,
-        )
+        return cls(events, snapshots, snapshot_interval, patience, env, background=background)
 
     def reconcile_assignment(self, partitions: Iterable[int]) -> None:
         """Follow exactly these metadata partitions; calls are serialised.
