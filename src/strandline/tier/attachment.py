@@ -36,14 +36,7 @@ PARTITIONS: Final = 8
 class ColdCell:
     """The stored description of a log's cold tier. Thread-safe."""
 
-    def __init__(
-        self,
-        place: ObjectStore,
-        log_id: UUID,
-        *,
-        path: str = COLD_FILE,
-        env: Env = SYSTEM,
-    ) -> None:
+    def __init__(self, place: ObjectStore, log_id: UUID, *, path: str = COLD_FILE, env: Env = SYSTEM) -> None:
         """The cell of the log in this store, in the object ``path``."""
         self._log_id = log_id
         self._chance = env.chance

@@ -65,14 +65,7 @@ CLAIM_CODEC: Final = TierCellCodec("strandline-tierer", TierClaim, optional=("re
 class ClaimCell:
     """The claim of one primary in its term, on the cold tier of its log."""
 
-    def __init__(
-        self,
-        place: ObjectStore,
-        path: str,
-        claim: TierClaim,
-        *,
-        env: Env = SYSTEM,
-    ) -> None:
+    def __init__(self, place: ObjectStore, path: str, claim: TierClaim, *, env: Env = SYSTEM) -> None:
         """``claim`` is what this primary writes to the object ``path``; nothing is read or written yet."""
         self._claim = claim
         self._chance = env.chance

@@ -87,12 +87,7 @@ class AppendLogStore(KeyedStore):
 
     @classmethod
     def open(
-        cls,
-        folder: Address,
-        *,
-        sync: bool = True,
-        compact_after: int = 10 << 20,
-        env: Env = SYSTEM,
+        cls, folder: Address, *, sync: bool = True, compact_after: int = 10 << 20, env: Env = SYSTEM
     ) -> AppendLogStore:
         """Open the store in this folder, or create one; reads the whole file.
 
@@ -282,11 +277,7 @@ class AppendLogStore(KeyedStore):
 
 
 def seal_frames(
-    folder: str,
-    frames: Callable[[int, int], Iterator[Parts]],
-    cursor: Cursor,
-    *,
-    env: Env = SYSTEM,
+    folder: str, frames: Callable[[int, int], Iterator[Parts]], cursor: Cursor, *, env: Env = SYSTEM
 ) -> Snapshot:
     """Seal a state as a snapshot of this kind: ``frames`` encodes it, given a term and a time in milliseconds."""
     term = _new_term(env.chance)
@@ -297,15 +288,7 @@ def seal_frames(
     def verify(data: str) -> Cursor:
         return cursor_of_snapshot(f"{data}/{FILE}", disk=env.disk)
 
-    return seal(
-        folder,
-        kind=KIND,
-        kind_version=KIND_VERSION,
-        cursor=cursor,
-        fill=fill,
-        verify=verify,
-        env=env,
-    )
+    return seal(folder, kind=KIND, kind_version=KIND_VERSION, cursor=cursor, fill=fill, verify=verify, env=env)
 
 
 def _write_file(path: str, frames: Iterator[Parts], term: int, *, disk: Disk) -> FileBlock:

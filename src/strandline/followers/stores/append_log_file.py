@@ -16,15 +16,7 @@ import pyarrow as pa
 from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
 from strandline.followers.stores.state import KeyChange, KeyedState, change_of, pieces
 from strandline.formats.arrow.block import Compression, Parts, encode_page
-from strandline.formats.wal.frame import (
-    MAGIC,
-    MAX_PAYLOAD,
-    Ending,
-    Frame,
-    FrameInfo,
-    decode_frame,
-    encode_frame,
-)
+from strandline.formats.wal.frame import MAGIC, MAX_PAYLOAD, Ending, Frame, FrameInfo, decode_frame, encode_frame
 from strandline.log.wal.recover.walk import Hole, walk
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates

@@ -74,13 +74,7 @@ class RocksStore(RuledStore):
         self._origin = Origin(f"The store in {folder}", self)
 
     @classmethod
-    def open(
-        cls,
-        folder: Address,
-        *,
-        sync: bool = True,
-        env: Env = SYSTEM,
-    ) -> RocksStore:
+    def open(cls, folder: Address, *, sync: bool = True, env: Env = SYSTEM) -> RocksStore:
         """Open the store in this folder, or create one.
 
         A torn tail after the last whole write is dropped. ``CorruptData`` for any other damage, ``Fenced``

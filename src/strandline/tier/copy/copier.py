@@ -18,13 +18,7 @@ from strandline.tier.copy import planning
 from strandline.tier.copy.encoding import add_spans, finished, listed_at
 from strandline.tier.copy.ledger import Ledger
 from strandline.tier.copy.retirement import Retirement
-from strandline.tier.copy.segment_files import (
-    check_stored,
-    listed_batches,
-    plan_segment,
-    segment_path,
-    verify_segment,
-)
+from strandline.tier.copy.segment_files import check_stored, listed_batches, plan_segment, segment_path, verify_segment
 from strandline.tier.copy.segment_tasks import StoredSegment
 
 _LOGGER = logging.getLogger(__name__)
