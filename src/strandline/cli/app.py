@@ -12,6 +12,7 @@ from typer.core import TyperCommand
 
 from strandline.cli.shared import logs
 from strandline.cli.shared.groups import MARKUP, Command, CommandGroup, Commands
+from strandline.cli.shared.option_groups import with_groups
 from strandline.cli.shared.shared_options import SharedOptions, begin
 
 USAGE_ERROR: Final[Any] = typer.BadParameter.__base__
@@ -151,10 +152,6 @@ app = typer.Typer(
 )
 
 
-_EVERY: Final = "Options of every command, before or after its name"
-_NODES: Final = "The same, to connect to a node"
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         from strandline import __version__
@@ -164,6 +161,7 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
+@with_groups
 def strandline_(
     *,
     version: Annotated[
@@ -173,33 +171,9 @@ def strandline_(
         logs.LogFormat,
         typer.Option("--log-format", metavar="text|json", help="Write log messages as text, or as JSON lines."),
     ] = logs.LogFormat.TEXT,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print machine-readable output only.", rich_help_panel=_EVERY)
-    ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the whole traceback of an error.", rich_help_panel=_EVERY)
-    ] = False,
-    token: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="The file with the token to authenticate with.", rich_help_panel=_NODES),
-    ] = None,
-    ca: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="The authority that signs the nodes' certificates (PEM).", rich_help_panel=_NODES
-        ),
-    ] = None,
-    cert: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The certificate to show (PEM).", rich_help_panel=_NODES)
-    ] = None,
-    cert_key: Annotated[
-        str | None,
-        typer.Option(
-            "--cert-key", "--key", metavar="FILE", help="The key of that certificate (PEM).", rich_help_panel=_NODES
-        ),
-    ] = None,
+    given: SharedOptions,
 ) -> None:
     """A change log in a bucket that tables, caches and replicas follow exactly."""
     del version  # its callback has handled it
     logs.choose_format(log_format)
-    begin(SharedOptions(json=json, debug=debug, token=token, ca=ca, cert=cert, cert_key=cert_key))
+    begin(given)

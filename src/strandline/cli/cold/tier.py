@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
+from threading import Event
 from typing import Annotated, Any, Final
 
 import typer
@@ -160,16 +162,12 @@ def run(
 
     Example: strandline tier run s3://bucket/orders --all
     """
-    settings = segments.settings
-    on_progress = None if show.for_programs() else lambda step: show.line(line(step))
-    with tierable_log(log, writes=True) as opened, stop_on_signal() as stop:
-        if workers is not None or is_on_spark():
-            settings["pool"] = task_pool(workers)
+    with _until_stopped(log) as (opened, stop, on_progress):
+        pool = task_pool(workers) if workers is not None or is_on_spark() else None
         began = time.monotonic()
-        with tiering(opened, on_progress=on_progress, **settings) as tierer:
+        with tiering(opened, on_progress=on_progress, pool=pool, **segments.settings) as tierer:
             done = tierer.run_once(everything=everything, stop=stop)
-        left = untiered(opened)
-        seconds = time.monotonic() - began
+        left, seconds = untiered(opened), time.monotonic() - began
         fields = {
             **_of(opened),
             **{name: _each(getattr(done, name)) for name in ("copied", "removed", "expired", "retired")},
@@ -180,6 +178,18 @@ def run(
             "stopped": stop.is_set(),
         }
         show.answer(fields, _summary(done, left, seconds, stopped=stop.is_set()))
+
+
+@contextmanager
+def _until_stopped(log: str) -> Iterator[tuple[HotLog, Event, Callable[[TieringStep], None]]]:
+    """The log, opened for changes, an event that Ctrl-C sets, and what prints a step; ends with the status of that."""
+
+    def on_progress(step: TieringStep) -> None:
+        if not show.for_programs():
+            show.line(line(step))
+
+    with tierable_log(log, writes=True) as opened, stop_on_signal() as stop:
+        yield opened, stop, on_progress
     if stop.is_set():
         raise typer.Exit(INTERRUPTED)
 
@@ -257,23 +267,21 @@ def compact(
 
     Example: strandline tier compact s3://bucket/orders
     """
-    on_progress = None if show.for_programs() else lambda step: show.line(line(step))
-    with tierable_log(log, writes=True) as opened, stop_on_signal() as stop:
+    with _until_stopped(log) as (opened, stop, on_progress):
         began = time.monotonic()
         with tiering(opened, on_progress=on_progress, target=target, pool=task_pool(workers)) as tierer:
             done = tierer.compact(purge=purge, everything=everything, stop=stop)
+        seconds = time.monotonic() - began
         fields = {
             **_of(opened),
             "made": _each(done.made),
             "replaced": _each(done.replaced),
             "erased": done.erased,
             "held_back": done.held_back,
-            "seconds": round(time.monotonic() - began, 3),
+            "seconds": round(seconds, 3),
             "stopped": stop.is_set(),
         }
-        show.answer(fields, _compacted(done, time.monotonic() - began, stopped=stop.is_set()))
-    if stop.is_set():
-        raise typer.Exit(INTERRUPTED)
+        show.answer(fields, _compacted(done, seconds, stopped=stop.is_set()))
 
 
 def _compacted(done: Compacted, seconds: float, *, stopped: bool) -> str:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from operator import eq, ge, gt, le, lt, ne
 from typing import Final
 
 from strandline.cli.doctor.lines import Line, ok, problem, warning
@@ -32,6 +33,7 @@ _PURPOSES: Final = {
 _REQUIREMENT: Final = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*([^;]*)(?:;(.*))?")
 _EXTRA: Final = re.compile(r"extra\s*==\s*['\"]([^'\"]+)['\"]")
 _BOUND: Final = re.compile(r"(>=|<=|==|!=|<|>)\s*([0-9.]+)")
+_SIGNS: Final = {">=": ge, "<=": le, "==": eq, "!=": ne, "<": lt, ">": gt}
 _JAVA_VERSION: Final = re.compile(r'version "([0-9]+)')
 
 
@@ -83,23 +85,12 @@ def fits(version: str, wanted: str) -> bool:
     >>> fits("26.0.1", "<27,>=24"), fits("27.0", "<27,>=24"), fits("1.7", ">=1.7.0")
     (True, False, True)
     """
-    return all(_holds(_numbers(version), sign, _numbers(bound)) for sign, bound in _BOUND.findall(wanted))
+    return all(_SIGNS[sign](_numbers(version), _numbers(bound)) for sign, bound in _BOUND.findall(wanted))
 
 
 def _numbers(version: str) -> tuple[int, ...]:
     parts = tuple(int(part) for part in re.findall(r"[0-9]+", version.partition("+")[0])[:3])
     return (*parts, 0, 0, 0)[:3]
-
-
-def _holds(version: tuple[int, ...], sign: str, bound: tuple[int, ...]) -> bool:
-    return {
-        ">=": version >= bound,
-        "<=": version <= bound,
-        "==": version == bound,
-        "!=": version != bound,
-        "<": version < bound,
-        ">": version > bound,
-    }[sign]
 
 
 def packages(needed: list[Requirement]) -> Line:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from strandline.cli.logs.wal_inspection import print_folder, print_frames, show_spool
+from strandline.cli.logs.wal_inspection import show_log, show_spool
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import guarded
 from strandline.cli.shared.groups import group
@@ -20,7 +20,6 @@ from strandline.compat.spool.migrate import migrate_spool
 from strandline.compat.spool.renumbering import OLD_LSN, Renumbering
 from strandline.errors import AlreadyExists, InvalidInput
 from strandline.log.folders import Contents, FolderKind, refuse_others
-from strandline.log.wal.inspect import frames, inspect_wal
 from strandline.log.wal.names import data_name, index_name
 from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.recover.manual_repair import RepairPlan, plan_repair, repair_log
@@ -58,17 +57,7 @@ def inspect(
         show_spool(spool, list_frames=list_frames)
         return
     refuse_others(there, FolderKind.WAL)
-    found = inspect_wal(folder)
-    if show.for_programs():
-        show.document(asdict(found))
-        if list_frames:
-            for row in frames(found):
-                show.document(asdict(row))
-        return
-    out = show.out()
-    print_folder(out, found)
-    if list_frames:
-        print_frames(out, frames(found))
+    show_log(folder, list_frames=list_frames)
 
 
 # --- repairing -----------------------------------------------------------------------------------------------------

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from rich.console import Console
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from strandline.cli.shared import output as show
 from strandline.cli.shared.text import moment, readable
 from strandline.compat.spool.format import LegacyFrame, SpoolFile, inspect_spool
-from strandline.log.wal.inspect import FrameRow, WalFolder
+from strandline.log.wal.inspect import FrameRow, WalFolder, frames, inspect_wal
+
+T = TypeVar("T")
 
 _STATES: Final = {
     "closed": "closed",
@@ -27,27 +29,49 @@ _STATES: Final = {
 # --- a folder ----------------------------------------------------------------------------------------------------
 
 
-def print_folder(out: Console, found: WalFolder) -> None:
-    """Print a log: identity, state, bounds, files, slots and problems."""
-    out.print(Text.assemble((found.folder, "bold"), f"  log {found.log_id or 'unknown'}"))
-    out.print(f"  state    {_STATES[found.state].format(holder=readable((found.holder or 'nobody').encode()))}")
-    out.print(f"  holds    {_bounds(found)}")
+def show_log(folder: str, *, list_frames: bool) -> None:
+    """Inspect a log, and print it, with its frames if ``list_frames``."""
+    found = inspect_wal(folder)
+    show.answer(asdict(found), *_folder_lines(found))
+    if list_frames:
+        _each(frames(found), asdict, _frame_lines)
+
+
+def _each(
+    rows: Iterable[T], fields: Callable[[T], dict[str, Any]], lines: Callable[[Iterable[T]], Iterable[Text]]
+) -> None:
+    """Print one line for each frame as soon as it is read: there may be millions."""
+    out = show.out()
+    if show.for_programs():
+        for row in rows:
+            show.document(fields(row))
+        return
+    for text in lines(rows):
+        out.print(text, soft_wrap=True)
+
+
+def _folder_lines(found: WalFolder) -> Iterator[RenderableType]:
+    """Identity, state, bounds, files, slots and problems."""
+    yield Text.assemble((found.folder, "bold"), f"  log {found.log_id or 'unknown'}")
+    yield f"  state    {_STATES[found.state].format(holder=readable((found.holder or 'nobody').encode()))}"
+    yield f"  holds    {_bounds(found)}"
     if found.values is not None:
-        out.print(f"  values   {readable(found.values.encode())}")
+        yield f"  values   {readable(found.values.encode())}"
     if found.mark is not None:
-        out.print(
-            f"  mark     everything below offset {found.mark['next']:,} is durable; the log begins at "
-            f"{found.mark['start']:,}"
-        )
-    out.print()
-    out.print(_file_table(found))
+        durable, start = found.mark["next"], found.mark["start"]
+        yield f"  mark     everything below offset {durable:,} is durable; the log begins at {start:,}"
+    yield ""
+    yield _file_table(found)
     if found.slots:
-        out.print()
-        out.print(_slot_table(found))
+        yield ""
+        yield _slot_table(found)
     for piece in found.torn:
-        out.print(f"  {piece.file} holds {show.counted(piece.size, 'byte')} that a repair cut off.", soft_wrap=True)
-    for problem in found.problems:
-        show.say(Text.assemble(("problem", "bold red"), f"  {problem}"))
+        yield f"  {piece.file} holds {show.counted(piece.size, 'byte')} that a repair cut off."
+    yield from _problems(found.problems)
+
+
+def _problems(texts: Iterable[str]) -> Iterator[Text]:
+    return (Text.assemble(("problem", "bold red"), f"  {text}") for text in texts)
 
 
 def _bounds(found: WalFolder) -> str:
@@ -81,15 +105,13 @@ def _slot_table(found: WalFolder) -> Table:
     return table
 
 
-def print_frames(out: Console, rows: Iterable[FrameRow]) -> None:
-    """Print one line for each frame as soon as it is read: there may be millions."""
+def _frame_lines(rows: Iterable[FrameRow]) -> Iterator[Text]:
     last = ""
     for row in rows:
         if row.file != last:
             last = row.file
-            out.print()
-            out.print(Text(last, "bold"))
-        out.print(_frame_line(row), soft_wrap=True)
+            yield Text.assemble("\n", (last, "bold"))
+        yield _frame_line(row)
 
 
 def _frame_line(row: FrameRow) -> Text:
@@ -113,18 +135,15 @@ def show_spool(path: str, *, list_frames: bool) -> None:
     """Inspect a spool of an older version, and print it, with its frames if ``list_frames``."""
     rows: list[dict[str, Any]] = []
     found = inspect_spool(path, (lambda frame: rows.append(_fields(frame))) if list_frames else None)
-    if show.for_programs():
-        show.document(asdict(found))
-        for row in rows:
-            show.document(row)
-        return
-    out = show.out()
-    _print_spool(out, found)
+    show.answer(asdict(found), *_spool_lines(found))
+    _each(rows, dict, _spool_frame_lines)
+
+
+def _spool_frame_lines(rows: Iterable[dict[str, Any]]) -> Iterator[Text]:
     for row in rows:
         term = "-" if row["term"] is None else row["term"]
         place = f"  byte {row['byte']:>10,} {show.size(row['size']):>9}"
-        line = f"{place}  lsn {row['lsn']:<10,} version {row['version']}  term {term}  {_time(row['timestamp'])}"
-        out.print(line, soft_wrap=True)
+        yield Text(f"{place}  lsn {row['lsn']:<10,} version {row['version']}  term {term}  {_time(row['timestamp'])}")
 
 
 def _fields(frame: LegacyFrame) -> dict[str, Any]:
@@ -134,24 +153,20 @@ def _fields(frame: LegacyFrame) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _print_spool(out: Console, found: SpoolFile) -> None:
-    out.print(Text.assemble((found.spool, "bold"), "  a spool of an older version"))
+def _spool_lines(found: SpoolFile) -> Iterator[RenderableType]:
+    yield Text.assemble((found.spool, "bold"), "  a spool of an older version")
     count = sum(found.versions.values())
     by_version = ", ".join(f"{number:,} of version {version}" for version, number in found.versions.items())
     lsns = "" if found.first_lsn is None else f", lsns {found.first_lsn:,} to {found.last_lsn:,}"
-    out.print(f"  frames   {count:,}" + (f" ({by_version}){lsns}" if count else ""))
+    yield f"  frames   {count:,}" + (f" ({by_version}){lsns}" if count else "")
     rest = found.size - found.valid_bytes
+    valid = f"all of its {found.size:,} bytes"
     if rest:
-        out.print(
-            f"  valid    up to byte {found.valid_bytes:,} of {found.size:,}: {found.why} ({found.ending}); the last "
-            f"{show.counted(rest, 'byte')} are ignored",
-            soft_wrap=True,
-        )
-    else:
-        out.print(f"  valid    all of its {found.size:,} bytes")
-    out.print(f"  slots    {'none beside it' if found.slots is None else show.counted(found.slots, 'slot')}")
-    for problem in found.problems:
-        show.say(Text.assemble(("problem", "bold red"), f"  {problem}"))
+        valid = f"up to byte {found.valid_bytes:,} of {found.size:,}: {found.why} ({found.ending}); the last "
+        valid += f"{show.counted(rest, 'byte')} are ignored"
+    yield f"  valid    {valid}"
+    yield f"  slots    {'none beside it' if found.slots is None else show.counted(found.slots, 'slot')}"
+    yield from _problems(found.problems)
 
 
 def _time(milliseconds: int | None) -> str:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
-from copy import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Final, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
-
-from strandline.cli.shared import shared_options
-from strandline.cli.shared.shared_options import OF_EVERY, OF_NODES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -61,42 +57,22 @@ class Command(TyperCommand):
     """A command. It takes the shared options, too, which its help only names."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments, and note the shared options; an error does not name the library that found it."""
+        """Parse the arguments; an error does not name the library that found it."""
         try:
-            rest = super().parse_args(ctx, args)
+            return super().parse_args(ctx, args)
         except typer.BadParameter as error:
             error.message = error.message.removeprefix("Value error, ")
             raise
-        given = {param.name: ctx.params.pop(param.name) for param in self._shared(ctx)}
-        shared_options.add({name: value for name, value in given.items() if value})
-        return rest
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options and arguments."""
-        own = [_without_type(param) for param in super().get_params(ctx)]
-        return [*own, *self._shared(ctx)]
+        return [_without_type(param) for param in super().get_params(ctx)]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help, which ends with the names of the shared options."""
-        names = ", ".join(param.opts[0] for param in self._shared(ctx))
+        names = ", ".join(param.opts[0] for param in self.params if getattr(param, "hidden", False))
         self.epilog = f"Options of every command: {names}; see strandline -h."
         super().format_help(ctx, formatter)
-
-    def _shared(self, ctx: Any) -> list[Any]:
-        """The shared options that it takes: those of nodes only if it may connect to one."""
-        if ctx.parent is None:
-            return []
-        if self._inherited is None:
-            wanted = {*OF_EVERY, *(OF_NODES if getattr(self.callback, "connects", False) else ())}
-            own = {name for param in super().get_params(ctx) for name in (param.name, *param.opts)}
-            self._inherited = [
-                _hidden(param, own)
-                for param in ctx.find_root().command.params
-                if param.name in wanted - own and param.opts[0] not in own
-            ]
-        return self._inherited
-
-    _inherited: list[Any] | None = None
 
 
 class Commands(typer.Typer):
@@ -112,13 +88,6 @@ class Commands(typer.Typer):
 def group(text: str, *, short: str | None = None, cls: type[CommandGroup] = CommandGroup) -> Commands:
     """A group without commands; ``short`` is its help in the list of groups."""
     return Commands(cls=cls, no_args_is_help=True, help=text, short_help=short, rich_markup_mode=MARKUP)
-
-
-def _hidden(param: Any, taken: Container[str]) -> Any:
-    """A copy that help does not show, without the names that another option has."""
-    copied = copy(param)
-    copied.opts, copied.hidden = [name for name in param.opts if name not in taken], True
-    return copied
 
 
 def _without_type(param: Any) -> Any:

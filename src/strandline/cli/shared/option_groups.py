@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
+from copy import copy
 from dataclasses import fields, is_dataclass
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar, get_args
+
+from strandline.cli.shared.shared_options import SharedOptions
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,7 +44,25 @@ def with_groups(command: Callable[P, R]) -> Callable[..., R]:
 
     shown: list[inspect.Parameter] = []
     for name, each in parameters.items():
-        given = inspect.signature(groups[name], eval_str=True).parameters.values() if name in groups else [each]
-        shown += [one.replace(kind=one.KEYWORD_ONLY) if name in groups else one for one in given]
+        shown += options_of(groups[name]) if name in groups else [each]
     run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     return run
+
+
+def options_of(group: Any) -> list[inspect.Parameter]:
+    """The options of a group."""
+    found = inspect.signature(group, eval_str=True).parameters.values()
+    return [each.replace(kind=each.KEYWORD_ONLY) for each in found]
+
+
+def hidden_options(names: Sequence[str], taken: Container[str]) -> list[inspect.Parameter]:
+    """The shared options of these names, which help does not show, without flags that the command has itself."""
+    options = []
+    for each in options_of(SharedOptions):
+        if each.name in names:
+            kind, shown = get_args(each.annotation)
+            option = copy(shown)
+            option.hidden = True
+            option.param_decls = [flag for flag in shown.param_decls or () if flag.lstrip("-") not in taken]
+            options.append(each.replace(annotation=Annotated[kind, option]))
+    return options

@@ -58,18 +58,8 @@ def describe(
     behind = None
     if opened is not None and found.cursor is not None:
         behind = max(0, opened.end().next - found.cursor.next)
-    fields = {
-        "url": found.url,
-        "kind": found.kind,
-        "version": found.version,
-        "rows": found.rows,
-        "files": found.files,
-        "bytes": found.bytes,
-        "columns": dict(found.columns),
-        "start": found.start,
-        "cursor": None if found.cursor is None else str(found.cursor),
-        "records_behind": behind,
-    }
+    cursor = None if found.cursor is None else str(found.cursor)
+    fields = {**asdict(found), "columns": dict(found.columns), "cursor": cursor, "records_behind": behind}
     lines = [
         f"{found.url}  {found.kind}, version {found.version:,}",
         show.counted(found.rows, "row")
@@ -103,27 +93,15 @@ def verify(
     pool = task_pool(workers)
     with show.busy("comparing rows with the log"):
         check = sl.tables.verify(sink, opened, pool=pool)
-    fields: dict[str, Any] = {
-        "clean": check.is_clean,
-        "cursor": str(check.cursor),
-        "rows": check.rows,
-        "missing": check.missing,
-        "extra": check.extra,
-        "first": list(check.first),
-    }
+    fields = {"clean": check.is_clean, **asdict(check), "cursor": str(check.cursor)}
     text = f"{show.counted(check.rows, 'row')}, up to offset {check.cursor.next:,}: "
-    more: list[str] = []
     if check.is_clean:
-        text += "each is as the log says."
-    else:
-        text += f"{check.missing:,} missing, {check.extra:,} too many."
-        more = [
-            *(f"  {one}" for one in check.first),
-            f"Build it again with 'strandline table rebuild {url} {log.url}'.",
-        ]
-    show.answer(fields, text, *more)
-    if not check.is_clean:
-        raise typer.Exit(1)
+        show.answer(fields, f"{text}each is as the log says.")
+        return
+    first = [f"  {one}" for one in check.first]
+    again = f"Build it again with 'strandline table rebuild {url} {log.url}'."
+    show.answer(fields, f"{text}{check.missing:,} missing, {check.extra:,} too many.", *first, again)
+    raise typer.Exit(1)
 
 
 @table.command()
