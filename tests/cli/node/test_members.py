@@ -62,7 +62,7 @@ def test_odd_addresses_and_policies_are_refused_and_change_nothing(primary: Runn
         "quorum(b)": "names b, which the log does not have",
         "quorum(a,b)": "names b, which the log does not have",
         "regions(\x1b[31m=1)": "0 are registered there",
-        " and ".join(["local"] * 2000): "no text of up to 16384 letters",
+        " and ".join(["local"] * 2000): "Expected `str` of length <= 16384",
     }.items():
         check_refused(run, "node", "policy", primary.url, policy, "--timeout", 0, why=why)
     assert primary.node.primary.membership.known is None
