@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from strandline.model.arguments import Signed
 from strandline.model.cursor import SECOND
 
 TOLERANCE: Final = 60 * SECOND
@@ -56,8 +57,8 @@ class Doubt:
     round of trimming. None: consistent.
     """
 
-    ahead_since: int | None = None
-    leap_since: int | None = None
+    ahead_since: Signed | None = None
+    leap_since: Signed | None = None
 
 
 NO_DOUBT: Final = Doubt()

@@ -30,13 +30,11 @@ class Decoded:
         bad: The bad rows in ascending order, each once: ``row`` (position among the values) and ``reason``.
         op: Operations that the values themselves carry (``int8``); null, or no array at all: the record's own. Only
             the codecs of change events give it.
-        key: Key of each row as a struct of value columns, if the values carry it; null: the record's own key.
     """
 
     columns: pa.RecordBatch
     bad: pa.RecordBatch
     op: pa.Array | None = None
-    key: pa.Array | None = None
 
     def operations(self, own: pa.Array) -> pa.Array:
         """The operation of each record; ``own`` are the records' own. A purge stays a purge."""
@@ -86,6 +84,29 @@ class Codec(Protocol):
         ``InvalidInput`` if it does not fit the schema; the sentence names the field.
         """
         ...
+
+
+class CodecValue:
+    """What makes a codec a value: equal to another of its class with the same settings, and picklable."""
+
+    __slots__ = ()
+    schema: pa.Schema
+
+    def settings(self) -> tuple[Any, ...]:
+        """The arguments that make an equal codec, as a log records them."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{field.name}: {field.type}' for field in self.schema)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CodecValue) and type(other) is type(self) and other.settings() == self.settings()
+
+    def __hash__(self) -> int:
+        return hash((type(self), tuple(self.schema.names)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.settings()
 
 
 def rounds_floats(codec: Codec | None) -> bool:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
+from strandline.model.json_values import parse_json, read_record
 from strandline.model.times import NO_DOUBT, Doubt
 
 
 def encode_clock_note(doubt: Doubt) -> bytes:
     """``clock/note.json``."""
-    return json.dumps({"ahead_since": doubt.ahead_since, "leap_since": doubt.leap_since}, indent=1).encode() + b"\n"
+    return json.dumps(asdict(doubt), indent=1).encode() + b"\n"
 
 
 def decode_clock_note(data: bytes | memoryview) -> Doubt:
     """Decode a note. A damaged note counts as none: the doubt is detected again."""
     try:
-        fields = json.loads(bytes(data))
-        since = [fields[name] for name in ("ahead_since", "leap_since")]
-    except (KeyError, ValueError, TypeError, RecursionError):
+        return read_record(Doubt, parse_json(data))
+    except ValueError:
         return NO_DOUBT
-    if not all(value is None or (type(value) is int and abs(value) < 1 << 63) for value in since):
-        return NO_DOUBT
-    return Doubt(*since)

@@ -210,10 +210,6 @@ class TableShape:
             found = self.value.decode(batch.column("value"))
             meta = {name: batch.column(name) for name in columns}
             meta["op"] = found.operations(meta["op"])
-            if found.key is not None and not self.key:
-                raise InvalidInput(
-                    f"The codec {self.value.name!r} finds keys in values: name the columns of a row's key."
-                )
             if self.tombstones not in (None, "dead-letters") and self.is_keyed:
                 declared = pa.schema([]) if self._grows else self.value.schema
                 found = TombstoneKeys(self.tombstones, self.key, declared).filled(found, batch, meta["op"])

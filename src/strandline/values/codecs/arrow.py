@@ -18,7 +18,7 @@ from strandline.model.arguments import Positive, checked
 from strandline.values.codecs.columns import check_memory
 from strandline.values.codecs.exact import OTHER_YEARS, cutting, field_of_other_years
 from strandline.values.codecs.rows import one_row, reason_of
-from strandline.values.contract import Columns, Decoded, bad_rows, check_values
+from strandline.values.contract import CodecValue, Columns, Decoded, bad_rows, check_values
 from strandline.values.schema.evolution import conform_columns, evolve
 from strandline.values.schema.json_schema import constraining_keyword
 from strandline.values.schema.schemas import as_schema
@@ -44,7 +44,7 @@ MAX_NAME: Final = 63
 """Bytes of a name: those of a column in PostgreSQL."""
 
 
-class Arrow:
+class Arrow(CodecValue):
     """Values that are Arrow IPC streams with one row each: every value carries its own schema.
 
     A decoded batch has the columns of ``schema``, if one is given, and all further columns of its values, merged as
@@ -88,15 +88,6 @@ class Arrow:
         """The limits that are not the default ones, by their names."""
         named = {"max_columns": (self._most, MAX_COLUMNS), "max_name": (self._longest, MAX_NAME)}
         return {name: limit for name, (limit, usual) in named.items() if limit != usual}
-
-    def __repr__(self) -> str:
-        return f"Arrow({', '.join(f'{field.name}: {field.type}' for field in self._schema)})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Arrow) and type(other) is type(self) and self.settings() == other.settings()
-
-    def __hash__(self) -> int:
-        return hash((Arrow, tuple(self._schema.names)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, self.settings()

@@ -14,14 +14,14 @@ from strandline.model.records import Op
 from strandline.values.codecs.columns import null_rows
 from strandline.values.codecs.rows import one_row
 from strandline.values.codecs.structs import StructCodec
-from strandline.values.contract import Codec, Columns, Decoded, bad_rows, rounds_floats
+from strandline.values.contract import Codec, CodecValue, Columns, Decoded, bad_rows, rounds_floats
 from strandline.values.schema.constraints import Constrained, Constraints
 from strandline.values.schema.evolution import conform_columns
 
 _PUTS: Final = ("c", "r", "u")
 
 
-class _Envelope(ABC):
+class _Envelope(CodecValue, ABC):
     """A codec of change events: ``decode`` gives the changed row, and whether it is a put or a delete."""
 
     name: ClassVar[str]
@@ -66,14 +66,9 @@ class _Envelope(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._codec!r})"
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Envelope) and type(other) is type(self) and other._codec == self._codec
-
-    def __hash__(self) -> int:
-        return hash((type(self), self._codec))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._codec,)
+    def settings(self) -> tuple[Codec]:
+        """The codec of a row, or of a whole event."""
+        return (self._codec,)
 
     def decode(self, values: pa.Array) -> Decoded:
         """The row of each event and its operation; a null value, a tombstone, is a delete."""

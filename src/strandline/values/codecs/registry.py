@@ -7,7 +7,7 @@ import json
 import os
 import urllib.error
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from strandline.errors import InvalidInput, TransientStorageError
 from strandline.storage.http_get import ServerName, http_get, server_of
@@ -30,19 +30,7 @@ class RecordedAddress(str):
     __slots__ = ()
 
 
-class SchemaRegistry(Protocol):
-    """Schemas by their ids, which never change."""
-
-    def schema(self, number: int) -> Any:
-        """The Avro schema; ``ValueError`` if there is none, ``TransientStorageError`` if that is unknown."""
-        ...
-
-    def settings(self) -> Any:
-        """The settings that open an equal registry."""
-        ...
-
-
-def open_registry(registry: str | Mapping[int, Any]) -> SchemaRegistry:
+def open_registry(registry: str | Mapping[int, Any]) -> MappedRegistry | HttpRegistry:
     """The registry of a mapping, or at an address."""
     if isinstance(registry, str):
         return HttpRegistry(registry)
@@ -52,7 +40,7 @@ def open_registry(registry: str | Mapping[int, Any]) -> SchemaRegistry:
 
 
 class MappedRegistry:
-    """Schemas out of a mapping."""
+    """Schemas out of a mapping by their ids, which never change."""
 
     def __init__(self, schemas: Mapping[int, Any]) -> None:
         if not all(type(number) is int and isinstance(text, str | Mapping) for number, text in schemas.items()):
@@ -60,7 +48,7 @@ class MappedRegistry:
         self._schemas = {number: _readable(schema) for number, schema in schemas.items()}
 
     def schema(self, number: int) -> Any:
-        """The schema of an id."""
+        """The Avro schema of an id; ``ValueError`` if there is none."""
         if number not in self._schemas:
             raise ValueError(f"The schema {number} is not in the registry")
         return _parsed(self._schemas[number])
@@ -85,7 +73,7 @@ class HttpRegistry:
             _named.add(self._server)
 
     def schema(self, number: int) -> Any:
-        """The schema of an id; requested from the server if it is not cached."""
+        """The Avro schema of an id; ``ValueError`` if there is none, ``TransientStorageError`` if that is unknown."""
         if number not in self._schemas:
             if number in self._unknown:
                 raise ValueError(f"The schema {number} is not in the registry")

@@ -17,7 +17,7 @@ import pyarrow.types as pt
 from strandline.errors import InvalidInput, StrandlineError, printable
 from strandline.values.codecs.columns import ColumnShape, build_columns, check_memory, null_rows
 from strandline.values.codecs.exact import OTHER_YEARS, decimal_fit, has_years, is_in_years
-from strandline.values.contract import Columns, Decoded, bad_rows, check_values
+from strandline.values.contract import CodecValue, Columns, Decoded, bad_rows, check_values
 from strandline.values.schema.evolution import conform_columns
 from strandline.values.schema.schemas import is_record_class
 
@@ -26,7 +26,7 @@ _CHUNK_ROWS: Final = 4096
 _CHUNK_BYTES: Final = 32 << 20
 
 
-class RowCodec:
+class RowCodec(CodecValue):
     """A codec whose library decodes and encodes one value at a time.
 
     A subclass sets how: ``_decode`` gives a row from bytes or raises, ``_encode`` is its inverse, ``_shapes`` take the
@@ -52,18 +52,6 @@ class RowCodec:
     def settings(self) -> tuple[Any, ...]:
         """The arguments that make an equal codec, as a log records them."""
         return (self._schema,)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{field.name}: {field.type}' for field in self._schema)})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RowCodec) and type(other) is type(self) and other.settings() == self.settings()
-
-    def __hash__(self) -> int:
-        return hash((type(self), tuple(self._schema.names)))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.settings()
 
     def decode(self, values: pa.Array) -> Decoded:
         """Decode each value; a row is bad if it is malformed or does not fit the schema. Unknown fields are skipped."""

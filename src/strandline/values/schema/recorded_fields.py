@@ -13,23 +13,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.types as pt
 
-from strandline.values.schema.schemas import MAX_DEPTH, as_schema, is_known_zone
+from strandline.values.schema.schemas import MAX_DEPTH, PLAIN_TYPES, TYPE_NAMES, as_schema, is_known_zone
 
-_PLAIN: Final = {
-    "bool": pa.bool_(),
-    **{f"{sign}int{bits}": getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)},
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "string": pa.string(),
-    "large_string": pa.large_string(),
-    "binary": pa.binary(),
-    "large_binary": pa.large_binary(),
-    "date32": pa.date32(),
-    "time32[s]": pa.time32("s"),
-    "time32[ms]": pa.time32("ms"),
-    "time64[us]": pa.time64("us"),
-}
-_NAMES: Final = {kind: name for name, kind in _PLAIN.items()}
 _TIMESTAMP: Final = re.compile(r"timestamp\[(s|ms|us|ns)(?:, ([^\[\]\s,]{1,64}))?\]")
 _DECIMAL: Final = re.compile(r"(decimal128|decimal256)\(([0-9]{1,2}), (-?[0-9]{1,2})\)")
 _FIXED: Final = re.compile(r"binary\[([0-9]{1,7})\]")
@@ -55,8 +40,8 @@ def decode_schema(fields: Any) -> pa.Schema:
 
 
 def _type_json(kind: pa.DataType) -> Any:  # noqa: PLR0911 - one for each kind of type
-    if kind in _NAMES:
-        return _NAMES[kind]
+    if kind in TYPE_NAMES:
+        return TYPE_NAMES[kind]
     if pt.is_struct(kind):
         return {"struct": encode_schema(kind)}
     if pt.is_map(kind):
@@ -100,8 +85,8 @@ def _type(found: Any, depth: int) -> pa.DataType:
         if name in _NESTED:
             return _NESTED[name](_type(inside, depth + 1))
     elif isinstance(found, str):
-        if found in _PLAIN:
-            return _PLAIN[found]
+        if found in PLAIN_TYPES:
+            return PLAIN_TYPES[found]
         if match := _TIMESTAMP.fullmatch(found):
             if not is_known_zone(match[2]):
                 raise LookupError(f"the time zone {match[2]!r} is not known here")

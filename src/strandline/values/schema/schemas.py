@@ -36,6 +36,24 @@ _SCALARS: Final[dict[Any, pa.DataType]] = {
     dt.time: pa.time64("us"),
     uuid.UUID: pa.string(),
 }
+PLAIN_TYPES: Final = {
+    "bool": pa.bool_(),
+    **{f"{sign}int{bits}": getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    "float32": pa.float32(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "large_string": pa.large_string(),
+    "binary": pa.binary(),
+    "large_binary": pa.large_binary(),
+    "date32": pa.date32(),
+    "time32[s]": pa.time32("s"),
+    "time32[ms]": pa.time32("ms"),
+    "time64[us]": pa.time64("us"),
+}
+"""Types of single values that codecs take, by the names under which a log records them."""
+TYPE_NAMES: Final = {kind: name for name, kind in PLAIN_TYPES.items()}
+_OTHER_LEAVES: Final = (pt.is_timestamp, pt.is_decimal128, pt.is_decimal256, pt.is_fixed_size_binary)
+"""Those that have settings of their own, such as a time zone."""
 _SEQUENCES: Final = (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Set)
 
 
@@ -134,7 +152,7 @@ def _nullable(path: str, kind: pa.DataType, depth: int) -> pa.DataType:
             raise SchemaRefused(f"The field '{path}' is a map with keys of type {kind.key_type}: only string works.")
         [item] = nullable_fields(path, [kind.item_field.with_name("{}")], depth + 1)
         return pa.map_(pa.string(), item.type)
-    if not is_leaf(kind):
+    if kind not in TYPE_NAMES and not any(is_kind(kind) for is_kind in _OTHER_LEAVES):
         raise SchemaRefused(f"The field '{path}' is of type {kind}, which no codec takes: cast it to a plain type.")
     if pt.is_timestamp(kind) and not is_known_zone(kind.tz):
         raise SchemaRefused(
@@ -155,30 +173,6 @@ def is_known_zone(name: str | None) -> bool:
         return name is None or bool(pc.hour(pa.array([0], pa.timestamp("s", tz=name))))
     except pa.ArrowInvalid:
         return False
-
-
-def is_leaf(kind: pa.DataType) -> bool:
-    """Whether values of the type are single values that codecs take."""
-    return any(
-        is_kind(kind)
-        for is_kind in (
-            pt.is_boolean,
-            pt.is_integer,
-            pt.is_float32,
-            pt.is_float64,
-            pt.is_string,
-            pt.is_large_string,
-            pt.is_binary,
-            pt.is_large_binary,
-            pt.is_fixed_size_binary,
-            pt.is_date32,
-            pt.is_timestamp,
-            pt.is_time32,
-            lambda kind: kind == pa.time64("us"),
-            pt.is_decimal128,
-            pt.is_decimal256,
-        )
-    )
 
 
 def leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
