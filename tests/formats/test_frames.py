@@ -27,9 +27,10 @@ from strandline.formats.wal.frame import (
     Frame,
     FrameInfo,
     FrameScanner,
+    Stop,
     decode_frame,
     encode_frame,
-    read_header,
+    frame_head,
 )
 from strandline.log.wal.recover.walk import walk
 from strandline.model.records import RECORD_SCHEMA, record_batch
@@ -206,7 +207,7 @@ def test_a_length_over_the_limit_is_damage_however_well_it_is_sealed():
     data[52:56] = struct.pack("<I", crc32c(bytes(data[4:52])))
     _, stop = scan(bytes(data))
     assert (stop.ending, stop.at, stop.needs) == (Ending.DAMAGED, 0, 0)
-    assert read_header(memoryview(data)) is None
+    assert isinstance(frame_head(memoryview(data)), Stop)
 
 
 def test_an_unknown_compression_is_damage():
@@ -216,9 +217,9 @@ def test_an_unknown_compression_is_damage():
 
 
 def test_a_header_can_be_read_before_its_payload():
-    assert read_header(memoryview(frame()[:HEADER_SIZE])) == INFO
-    assert read_header(memoryview(frame()[: HEADER_SIZE - 1])) is None
-    assert read_header(memoryview(b"")) is None
+    assert frame_head(memoryview(frame()[:HEADER_SIZE]))[0] == INFO
+    assert isinstance(frame_head(memoryview(frame()[: HEADER_SIZE - 1])), Stop)
+    assert isinstance(frame_head(memoryview(b"")), Stop)
 
 
 # --- past the damage -------------------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from strandline.log.contract import LogReading
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.maintain.slot_lag import HeadListing
 from strandline.log.slots.slot_lag import Listing
-from strandline.log.wal.read.reading import WalReading
-from strandline.log.wal.slot_lag import WalListing
+from strandline.log.wal.read.reading import WalListing, WalReading
 from strandline.model.cursor import SECOND
 
 

@@ -119,7 +119,7 @@ class TestFailures:
         def broken(items):
             raise MemoryError("no memory")
 
-        monkeypatch.setattr(log._committer, "_write", broken)
+        monkeypatch.setattr(log._committer._steps, "write", broken)
         with pytest.raises(LogFailed, match="no memory"):
             log.append_value(b"a").result(SOON)
         log.close()

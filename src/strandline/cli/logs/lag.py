@@ -28,7 +28,7 @@ from strandline.log.object.maintain.slot_lag import HeadListing
 from strandline.log.slots.slot_lag import records_kept, slot_lags
 from strandline.log.slots.trimming import floor as lowest
 from strandline.log.slots.trimming import pending_positions
-from strandline.log.wal.slot_lag import WalListing
+from strandline.log.wal.read.reading import WalListing
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.head import Pin
 from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, SlotState

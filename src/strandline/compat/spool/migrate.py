@@ -28,13 +28,12 @@ from strandline.compat.spool.format import (
 from strandline.compat.spool.migrated_slots import settle_slots, spool_slots
 from strandline.compat.spool.renumbering import OLD_LSN, Renumbering, plan_renumbering
 from strandline.errors import AlreadyExists, CorruptData, Fenced, InvalidInput, NotFound, StorageError, WrongKind
-from strandline.formats.wal.folder import SlotsFile, decode_slots_file, encode_wal_identity
-from strandline.formats.wal.frame import FrameScanner
+from strandline.formats.wal.folder import SlotsFile
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.migrated_spool import note_migrated, refuse_changed_spool
-from strandline.log.wal.names import IDENTITY, LEAD, LOCK, NEW, SLOTS_FILE, data_name
+from strandline.log.wal.names import IDENTITY, LOCK, NEW, SLOTS_FILE, data_name
+from strandline.log.wal.recover.repair import begin, record_of_log
 from strandline.log.wal.slots import write_slots_file
-from strandline.log.wal.write.journal import JournalPosition, encode_lead
 from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Bounds
 from strandline.model.records import HEADERS, RECORD_SCHEMA, TIMESTAMP, no_headers
@@ -152,20 +151,12 @@ def _refuse_file(path: str, folder: str, *, disk: Disk) -> None:
 
 def _refuse_other_content(folder: str, *, disk: Disk) -> None:
     """Refuse a folder with content other than the leftovers of an interrupted creation of a log."""
-    first, kept = data_name(0), f"{folder}/{SLOTS_FILE}"
-    names = [row.name for row in disk.scan(folder)]
-    strange = [
-        name for name in names if name not in (LOCK, SLOTS_FILE, f"{SLOTS_FILE}{NEW}", f"{IDENTITY}{NEW}", first)
-    ]
-    if first in names:
-        frames = FrameScanner(memoryview(disk.read(f"{folder}/{first}")))
-        strange += [first for frame in frames if not frame.info.flags & LEAD][:1]
-    if SLOTS_FILE in names:
-        found = decode_slots_file(disk.read(kept), kept)
-        strange += [SLOTS_FILE] if found.slots or found.start else []
+    left = (LOCK, SLOTS_FILE, f"{SLOTS_FILE}{NEW}", f"{IDENTITY}{NEW}", data_name(0))
+    names = [row.name for row in disk.scan(folder) if row.name not in left]
+    strange = names[0] if names else record_of_log(folder, disk=disk)
     if strange:
         raise InvalidInput(
-            f"The log from {folder}{SPOOL} has to be created in {folder}, which has {strange[0]} in it: move the "
+            f"The log from {folder}{SPOOL} has to be created in {folder}, which has {strange} in it: move the "
             "folder away, and migrate again."
         )
 
@@ -247,7 +238,7 @@ def _make(source: _Spool, hidden: str, *, env: Env, log_id: UUID, renumber: bool
     if start > LAST_LSN:
         raise InvalidInput(f"{beside} has a slot at {start:,}, but no log reaches so far: correct the slot.")
     env.disk.make_folders(hidden)
-    _begin(hidden, SlotsFile(log_id, start), disk=env.disk)
+    begin(hidden, SlotsFile(log_id, start), (), disk=env.disk)
     with WalLog.open(hidden, create=False, tail_bytes=0, pending_bytes=_GROUP_BYTES, background=False, env=env) as log:
         copied = _copy(data, start, log, spool, renumbering)
     _warn_of_remainder(copied, data, spool)
@@ -258,14 +249,6 @@ def _make(source: _Spool, hidden: str, *, env: Env, log_id: UUID, renumber: bool
     # Syncs the folder, too: every name in it is durable before its own is.
     write_slots_file(hidden, SlotsFile(log_id, start, tuple(slots)), disk=env.disk)
     return renumbering
-
-
-def _begin(folder: str, kept: SlotsFile, *, disk: Disk) -> None:
-    """A log without records that begins at an offset; its first frame has no time, so that the next may be old."""
-    write_slots_file(folder, kept, disk=disk)
-    lead = encode_lead(kept.log_id, kept.start, JournalPosition(kept.start, 0, kept.start, 0, 0, {}))
-    disk.write_new(f"{folder}/{data_name(kept.start)}", lead)
-    disk.write_new(f"{folder}/{IDENTITY}", [encode_wal_identity(kept.log_id)])
 
 
 class _MigratedRecords(NamedTuple):

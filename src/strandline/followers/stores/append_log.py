@@ -21,7 +21,7 @@ from strandline.followers.stores.append_log_file import (
 )
 from strandline.followers.stores.state import KeyedStore
 from strandline.formats.arrow.block import Parts
-from strandline.formats.wal.frame import HEADER_SIZE, read_header
+from strandline.formats.wal.frame import HEADER_SIZE, FrameHead, frame_head
 from strandline.log.folders import FolderKind, check_new
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
@@ -258,8 +258,8 @@ class AppendLogStore(KeyedStore):
 
     def _term_on_disk(self) -> int | None:
         """The term of the current file."""
-        header = read_header(memoryview(self._env.disk.read(self._path, 0, HEADER_SIZE)))
-        return None if header is None else header.term
+        head = frame_head(memoryview(self._env.disk.read(self._path, 0, HEADER_SIZE)))
+        return head.info.term if isinstance(head, FrameHead) else None
 
     def export_to(self, folder: Address) -> Snapshot:
         """Seal the state as of the call as a snapshot; reads and writes continue meanwhile."""

@@ -240,10 +240,11 @@ def read_content(path: str, *, disk: Disk, keeps: bool = True) -> Content:
             broken = broken or Hole(piece.start, piece.end, "the frame there is not the next one", Ending.DAMAGED)
             replay.note(piece.info)
     content = replay.content
-    if broken is not None:
-        _judge(replay, broken, disk)
-    if broken is not None or content.place != replay.seen:
-        content.torn, content.why = size - content.size, "the bytes end" if broken is None else broken.why
+    if broken is None and content.place == replay.seen:
+        return content
+    broken = broken or Hole(size, size, "the bytes end", Ending.CLEAN)  # within a write of several frames
+    _judge(replay, broken, disk)
+    content.torn, content.why = size - content.size, broken.why
     return content
 
 

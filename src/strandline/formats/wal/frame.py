@@ -167,12 +167,6 @@ def frame_head(data: memoryview, at: int = 0, *, origin: int = 0) -> FrameHead |
     return FrameHead(found[0], origin + at, origin + at + HEADER_SIZE + found[1] + TRAILER_SIZE)
 
 
-def read_header(data: memoryview) -> FrameInfo | None:
-    """The header at the beginning of these bytes; None unless it is whole and valid."""
-    found = _header_at(data, 0, 0)
-    return None if isinstance(found, Stop) else found[0]
-
-
 def _frame_at(data: memoryview, at: int, origin: int) -> Frame | Stop:
     start = origin + at
     if at == len(data):

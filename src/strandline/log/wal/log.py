@@ -22,10 +22,9 @@ from strandline.log.wal.recover.rewind import finish_rewind
 from strandline.log.wal.recover.scan_tail import Examined, examine, read_log_json
 from strandline.log.wal.recover.verify import OnProgress, WalVerification, verify
 from strandline.log.wal.slots import WalSlots
-from strandline.log.wal.write.commit_steps import CommitSteps
 from strandline.log.wal.write.committer import GroupCommitter
 from strandline.log.wal.write.groups import CommitGroup, WalHandle, check_numbers, encoded, encoded_copy, value_of
-from strandline.log.wal.write.journal import IndexWriter, Journal, WalSettings
+from strandline.log.wal.write.journal import CommitSteps, IndexWriter, Journal, WalSettings
 from strandline.log.wal.write.log_start import DurableFiles, LogStart
 from strandline.log.writers.numbered import numbered
 from strandline.log.writers.source import known_as

@@ -12,7 +12,7 @@ from strandline.log.slots.slot_lag import SlotLag, records_kept, slot_lags
 from strandline.log.slots.slot_metrics import MeasuredSlot, SlotMetrics
 from strandline.log.slots.trimming import floor
 from strandline.log.wal.log import WalLog
-from strandline.log.wal.slot_lag import WalListing
+from strandline.log.wal.read.reading import WalListing
 from strandline.model.addresses import CONSUMER_SUFFIX
 from strandline.model.retention import NO_LIMITS, TIER_SLOT
 from strandline.node.lead.replicas import ReplicaRegistry

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar, final
@@ -219,6 +220,29 @@ class WalReading(LogReading, ABC):
             except NotFound:
                 if self.bounds().first == view.bounds.first:
                     raise
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class WalListing:
+    """Satisfies :class:`~strandline.log.slots.slot_lag.Listing`; reads one frame per position."""
+
+    log: WalReading
+    bounds: Bounds
+    now: int
+
+    def bytes_from(self, position: int) -> int:
+        """Bytes stored from the frame with an offset on."""
+        return self.log.bytes_behind(position)
+
+    def written_at(self, position: int) -> int | None:
+        """When the frame with this offset was written, in microseconds; None at the end."""
+        span = next(iter(self.log.plan(self.log.cursor_at(position), Limit(batches=1))), None)
+        return None if span is None else span.frame.timestamp * 1000
+
+    def policy_start(self, retention: Retention, consumed: int | None) -> int:
+        """The first offset that a policy retains."""
+        return self.log._retention_start(retention, consumed, self.now)  # noqa: SLF001 - of the same package
 
 
 def _agreeing(since: Cursor, frames: Iterator[WalSpan]) -> Iterator[WalSpan]:

@@ -144,14 +144,23 @@ def create_if_absent(folder: str, values: Callable[[], Sequence[ValueVersion]], 
     if exists(f"{folder}/{IDENTITY}", disk=env.disk):
         return
     versions = values()  # which a new log may refuse: before anything is changed
-    _clear(folder, disk=env.disk)
-    log_id = env.chance.uuid()
-    write_slots_file(folder, SlotsFile(log_id, 0), disk=env.disk)
+    disk = env.disk
+    if record_of_log(folder, disk=disk) is not None:
+        raise CorruptData(
+            f"{folder}/{IDENTITY} is missing, but there are records of a log beside it: restore the file."
+        )
+    remove_files(folder, firsts_in(disk.scan(folder)), disk=disk)
+    begin(folder, SlotsFile(env.chance.uuid(), 0), versions, disk=disk)
+
+
+def begin(folder: str, kept: SlotsFile, values: Sequence[ValueVersion], *, disk: Disk) -> None:
+    """Durably make a log without records, which begins at an offset."""
+    write_slots_file(folder, kept, disk=disk)
     # Not the time of creation: the first record may be a copy of an older one, with its time.
-    lead = encode_lead(log_id, 0, JournalPosition(0, 0, 0, 0, 0, {}))
-    env.disk.write_new(f"{folder}/{data_name(0)}", lead)
-    env.disk.sync_folder(folder)
-    write_identity(folder, log_id, versions, disk=env.disk)
+    lead = encode_lead(kept.log_id, kept.start, JournalPosition(kept.start, 0, kept.start, 0, 0, {}))
+    disk.write_new(f"{folder}/{data_name(kept.start)}", lead)
+    disk.sync_folder(folder)
+    write_identity(folder, kept.log_id, values, disk=disk)
 
 
 def write_identity(folder: str, log_id: UUID, values: Sequence[ValueVersion], *, disk: Disk) -> None:
@@ -185,18 +194,14 @@ def describe_copy(folder: str, mark: Mark, values: Sequence[ValueVersion], *, di
     disk.write_new(f"{folder}/{IDENTITY}", [encode_wal_identity(mark.log_id, values)])
 
 
-def _clear(folder: str, *, disk: Disk) -> None:
-    """Remove the leftovers of an interrupted creation, and refuse anything else."""
-    missing = f"{folder}/{IDENTITY} is missing, but there are records of a log beside it: restore the file."
-    try:
-        kept = decode_slots_file(disk.read(f"{folder}/{SLOTS_FILE}"), folder)
-    except NotFound:
-        pass
-    else:
+def record_of_log(folder: str, *, disk: Disk) -> str | None:
+    """The name of a file that an interrupted creation of a log does not leave; None without any."""
+    with contextlib.suppress(NotFound):
+        kept = decode_slots_file(disk.read(f"{folder}/{SLOTS_FILE}"), f"{folder}/{SLOTS_FILE}")
         if kept.slots or kept.start:
-            raise CorruptData(missing)
+            return SLOTS_FILE
     for first in firsts_in(disk.scan(folder)):
-        path = f"{folder}/{data_name(first)}"
-        if first or any(not frame.info.flags & LEAD for frame in FrameScanner(memoryview(disk.read(path)))):
-            raise CorruptData(missing)
-        remove_files(folder, [first], disk=disk)
+        frames = FrameScanner(memoryview(disk.read(f"{folder}/{data_name(first)}")))
+        if first or any(not frame.info.flags & LEAD for frame in frames):
+            return data_name(first)
+    return None

@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from strandline.errors import DiskFull, ExpectationFailed, Fenced, LogFailed
-from strandline.log.wal.write.commit_steps import CommitSteps
 from strandline.log.wal.write.groups import (
     CommitGroup,
     FrameContent,
     GroupOrigin,
+    NumberedAppends,
     ValueRun,
     WalHandle,
     value_of,
 )
-from strandline.log.wal.write.journal import JournalPosition, WalSettings
-from strandline.log.wal.write.numbered import NumberedAppends
+from strandline.log.wal.write.journal import CommitSteps, JournalPosition, WalSettings
 from strandline.model.head import WriterId, WriterState
 
 _LARGE: Final = 1 << 20

@@ -1,4 +1,7 @@
-"""Journal: encodes groups as frames, writes them to the active file, syncs them, and rolls to a new file."""
+"""Journal: encodes groups as frames, writes them to the active file, syncs them, and rolls to a new file.
+
+Also the two steps of a group commit: write the frames; sync and publish them.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from strandline.formats.wal.frame import FrameInfo, encode_frame
 from strandline.formats.wal.index import INDEX_LEAD, Index, IndexEntry, encode_entry, new_chain
 from strandline.log.wal.names import LEAD, data_name, index_name, salt_of
 from strandline.log.wal.read.catalog import Located
-from strandline.log.wal.read.span import Records, WalSpan
+from strandline.log.wal.read.span import Records, Tail, WalSpan
+from strandline.log.wal.read.watermark import Published
 from strandline.log.wal.write.groups import FrameContent, Item, ValueRun
 from strandline.log.writers.numbered import MAX_WRITERS, forget_silent
 from strandline.log.writers.source import remembered
@@ -25,6 +29,7 @@ from strandline.model.head import WriterId, WriterState, proof_of
 from strandline.model.times import DAY, TOLERANCE
 from strandline.storage.disk import Disk
 from strandline.storage.env import Env
+from strandline.storage.metrics import BATCHES_WRITTEN, BYTES_WRITTEN, COMMIT_SECONDS, RECORDS_WRITTEN
 
 FRAME_BYTES: Final = 4 << 20
 """Most bytes of a frame that single values share; a larger value has a frame of its own."""
@@ -292,6 +297,59 @@ def encode_lead(log_id: UUID, first: int, place: JournalPosition) -> Parts:
     """The first frame of a file: without records, with the state before it."""
     info = FrameInfo(place.term, first + 1, 0, place.timestamp, first, salt_of(log_id) | LEAD, 0)
     return encode_frame(info, [], lead_metadata(log_id, place.writers.items()))
+
+
+class CommitSteps:
+    """Called by the committing thread only, :meth:`write` and then :meth:`finish` for each group; each may raise."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        tail: Tail,
+        published: Published,
+        *,
+        durable: Callable[[int], object] | None,
+        env: Env,
+    ) -> None:
+        """``durable`` is called with each new durable end, before readers see it."""
+        self._journal = journal
+        self._tail = tail
+        self._published = published
+        self._durable = durable
+        self._clock = env.clock
+        self.unsynced: list[WalSpan] = []
+        """Frames that are written, but not known to be durable."""
+
+    def write(self, items: Sequence[Item]) -> WrittenGroup:
+        """Write a group's frames; not durable yet."""
+        written = self._journal.write(items)
+        self.unsynced = written.held
+        # Before the sync: the woken threads run during it.
+        self._published.wrote(written.held[-1].next)
+        return written
+
+    def finish(self, written: WrittenGroup) -> None:
+        """Sync the frames, and move the watermark past them."""
+        held = written.held
+        self._journal.sync()
+        if self._durable is not None:
+            self._durable(held[-1].next)
+        self._journal.settle(written)
+        # First the frames, then the end: a reader that sees the end finds the frames.
+        self._tail.add(held)
+        place = self._journal.place
+        self._published.advance(upto=place.next, active=place.first, term=place.term)
+        self.unsynced = []
+        COMMIT_SECONDS.observe(self._clock.monotonic() - written.begun)
+        BATCHES_WRITTEN.inc(len(held))
+        RECORDS_WRITTEN.inc(held[-1].next - held[0].first)
+        BYTES_WRITTEN.inc(sum(span.size for span in held))
+        # Last: it needs no interpreter lock, so that waiting threads continue meanwhile.
+        self._published.write()
+
+    def after_wake(self) -> None:
+        """Write the index: work that can wait until the threads that wait for a group are woken."""
+        self._journal.write_index()
 
 
 class IndexWriter:
