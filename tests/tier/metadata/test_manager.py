@@ -1048,7 +1048,7 @@ def test_without_a_folder_nothing_is_stored_and_each_start_replays(events):
 
 
 def test_an_interval_that_is_not_positive_is_refused(events):
-    with pytest.raises(InvalidInput, match="every 0 seconds"):
+    with pytest.raises(InvalidInput, match="seconds above 0"):
         managed(events, snapshot_interval=0)
 
 
