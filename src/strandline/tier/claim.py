@@ -40,23 +40,6 @@ class TierClaim:
     retired: tuple[UUID, ...] = ()
     """Segments that this primary or a former one deletes: no later primary relies on them."""
 
-    def is_of(self, other: TierClaim) -> bool:
-        """Whether both are of one primary, in one term."""
-        return replace(self, retired=()) == replace(other, retired=())
-
-    def after(self, known: TierClaim) -> TierClaim | None:
-        """This claim after the known one, with its retired segments; None if a primary of a later term has claimed.
-
-        >>> first, second = (TierClaim(UUID(int=1), term, "a") for term in (1, 2))
-        >>> second.after(replace(first, retired=(UUID(int=5),))).retired
-        (UUID('00000000-0000-0000-0000-000000000005'),)
-        >>> first.after(second) is None
-        True
-        """
-        if not self.is_of(known) and known.term >= self.term:
-            return None
-        return replace(self, retired=known.retired)
-
 
 CLAIM_CODEC: Final = TierCellCodec("strandline-tierer", TierClaim, optional=("retired",))
 
@@ -82,13 +65,6 @@ class ClaimCell:
             except AlreadyExists:  # another primary was faster
                 self._cell.update(op, self._after)
 
-    def _after(self, known: TierClaim) -> TierClaim:
-        self._check_log(known)
-        claim = self._claim.after(known)
-        if claim is None:
-            raise self._fenced(known)
-        return claim
-
     def retire(self, segments: Iterable[UUID]) -> None:
         """Durably note segments that this primary is about to delete, in place of those noted before.
 
@@ -104,18 +80,24 @@ class ClaimCell:
         except NotFound as error:
             raise Fenced(f"{self._cell.where} is gone: the cold tier has to be claimed again.") from error
 
+    def _after(self, known: TierClaim) -> TierClaim:
+        """This claim with the segments of the known one; ``Fenced`` if another primary of this or a later term has."""
+        if not self._is_own(known) and known.term >= self._claim.term:
+            raise self._fenced(known)
+        return replace(self._claim, retired=known.retired)
+
     def _own(self, known: TierClaim) -> TierClaim:
-        self._check_log(known)
-        if not self._claim.is_of(known):
+        if not self._is_own(known):
             raise self._fenced(known)
         return known
 
-    def _check_log(self, known: TierClaim) -> None:
+    def _is_own(self, known: TierClaim) -> bool:
         if known.log_id != self._claim.log_id:
             raise CorruptData(
                 f"{self._cell.where} is of log {known.log_id}, but this is log {self._claim.log_id}: restore the right "
                 "object."
             )
+        return replace(known, retired=()) == replace(self._claim, retired=())
 
     def _fenced(self, known: TierClaim) -> Fenced:
         return Fenced(

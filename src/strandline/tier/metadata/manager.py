@@ -76,7 +76,7 @@ class MetadataManager(Closing):
         self._assigner = Assigner(events, assignment, self._state)
         sent: dict[bytes, SegmentEvent] = {}
         self._follower = EventFollower(self._subscription, self._assigner, self._state, sent)
-        self._rounds = MetadataRounds(self._follower, snapshots, interval, env, is_background=background)
+        self._rounds = MetadataRounds(self._follower, snapshots, interval, env.clock, background)
         self._publisher = EventPublisher(
             events, self._state, self._assigner, self._rounds.wait, env.clock.monotonic, patience, sent
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass, field
 from typing import Final
 
 from strandline.errors import StrandlineError
-from strandline.storage.env import Env
+from strandline.storage.clock import Clock
 from strandline.storage.worker_thread import WorkerThread
 from strandline.tier.metadata.events import EventFollower
 from strandline.tier.metadata.snapshot import MetadataSnapshots
@@ -22,33 +23,26 @@ _PAUSE: Final = 0.01
 """Pause in seconds of a manager without threads that waits for events."""
 
 
+@dataclass(slots=True, eq=False)
 class MetadataRounds:
     """The work of a manager, in two threads or step by step; refers to no manager, so that one can be dropped."""
 
-    def __init__(
-        self,
-        follower: EventFollower,
-        snapshots: MetadataSnapshots | None,
-        interval: float,
-        env: Env,
-        *,
-        is_background: bool,
-    ) -> None:
-        """Nothing runs yet."""
-        self.is_background = is_background
-        self.closed = threading.Event()
-        """Set it to end the threads."""
-        self.failure = ""
-        """Why the last events could not be taken; empty if they could."""
-        self._follower = follower
-        self._assigner = follower.assigner
-        self._state = follower.state
-        self._snapshots = snapshots
-        self._interval = interval
-        self._clock = env.clock
-        self._due = env.clock.monotonic() + interval
-        self._saving = threading.Lock()
-        self._threads: list[WorkerThread] = []
+    follower: EventFollower
+    snapshots: MetadataSnapshots | None
+    interval: float
+    """Seconds between two snapshots."""
+    clock: Clock
+    is_background: bool
+    closed: threading.Event = field(default_factory=threading.Event)
+    """Set it to end the threads."""
+    failure: str = ""
+    """Why the last events could not be taken; empty if they could."""
+    _due: float = field(init=False)
+    _saving: threading.Lock = field(default_factory=threading.Lock)
+    _threads: list[WorkerThread] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._due = self.clock.monotonic() + self.interval
 
     def start(self) -> None:
         """Start the threads, if it has any."""
@@ -75,50 +69,50 @@ class MetadataRounds:
     def wait(self, waiter: PositionWaiter, timeout: float) -> None:
         """Block until the waiter is woken or the time is over."""
         if self.is_background:
-            self._clock.wait(waiter.woken, timeout)
+            self.clock.wait(waiter.woken, timeout)
             return
-        deadline = self._clock.monotonic() + timeout
-        while not waiter.woken.is_set() and self._clock.monotonic() < deadline:
+        deadline = self.clock.monotonic() + timeout
+        while not waiter.woken.is_set() and self.clock.monotonic() < deadline:
             if not self.step() and not waiter.woken.is_set():
-                self._clock.sleep(_PAUSE)
+                self.clock.sleep(_PAUSE)
 
     def tick(self) -> None:
         """Retry assignments, and save if it is time."""
-        self._assigner.retry()
-        if self._clock.monotonic() >= self._due:
+        self.follower.assigner.retry()
+        if self.clock.monotonic() >= self._due:
             self.save()
-            self._due = self._clock.monotonic() + self._interval
+            self._due = self.clock.monotonic() + self.interval
 
     def save(self) -> None:
         """Take a snapshot if events were applied since the last; a failure is logged, and the next one retries."""
         with self._saving:
-            if self._snapshots is None or not self._state.is_unsaved:
+            if self.snapshots is None or not self.follower.state.is_unsaved:
                 return
             try:
                 taken = self._take()
-                self._snapshots.save(taken)
+                self.snapshots.save(taken)
             except Exception as error:  # noqa: BLE001 - the events are durable, and a snapshot only saves time
                 _LOGGER.warning("The snapshot of the segment cache failed, and is repeated: %s", error)
             else:
-                self._state.saved(taken)
+                self.follower.state.saved(taken)
 
     def _take(self) -> dict[int, PartitionCopy]:
         taken = {}
-        for partition in self._state.partitions_where(lambda progress: progress.next > 0):
-            each = self._state.take(partition)
+        for partition in self.follower.state.partitions_where(lambda progress: progress.next > 0):
+            each = self.follower.state.take(partition)
             if each is not None:
                 taken[partition] = each
-            self._clock.sleep(_BREATH)  # a lock that is retaken at once starves the waiting threads
+            self.clock.sleep(_BREATH)  # a lock that is retaken at once starves the waiting threads
         return taken
 
     def _taken(self, timeout: float) -> bool:
         try:
-            came = self._follower.step(timeout)
+            came = self.follower.step(timeout)
         except StrandlineError as error:
             self.failure = str(error)
             _LOGGER.warning("Segment events cannot be taken now, and are tried again: %s", error)
             if self.is_background:
-                self._clock.wait(self.closed, _ROUND)
+                self.clock.wait(self.closed, _ROUND)
             return False
         self.failure = ""
         return came
@@ -129,11 +123,11 @@ class MetadataRounds:
                 self._taken(_ROUND)
             except Exception:
                 _LOGGER.exception("Following segment events failed; it is retried.")
-                self._clock.wait(self.closed, _ROUND)
-        self._follower.subscription.close()  # idempotent: of a manager that was dropped, nothing else closes it
+                self.clock.wait(self.closed, _ROUND)
+        self.follower.subscription.close()  # idempotent: of a manager that was dropped, nothing else closes it
 
     def _maintain(self) -> None:
-        while not self._clock.wait(self.closed, min(_ROUND, self._interval)):
+        while not self.clock.wait(self.closed, min(_ROUND, self.interval)):
             try:
                 self.tick()
             except Exception:
