@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, final
 
 import pyarrow as pa
@@ -121,10 +121,8 @@ class RocksStore(RuledStore):
         known = self._known
         if known is not None:
             return known
-        try:
+        with self._explaining("read"):
             stored = self._own.get(POSITION)
-        except Exception as error:
-            raise self._failed(error, "read") from error
         return decoded(stored, self._folder)
 
     def get(self, key: bytes) -> bytes | None:
@@ -139,10 +137,8 @@ class RocksStore(RuledStore):
     def range(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Keys that begin with the prefix, with their values, sorted by key; the state as of the call."""
         start = as_bytes(prefix)
-        try:
+        with self._explaining("read"):
             found = KeyIterator(self._db, start, self._folder)
-        except Exception as error:
-            raise self._failed(error, "read") from error
         self._ranges.add(found)
         return found
 
@@ -163,10 +159,8 @@ class RocksStore(RuledStore):
                         delete(key)
         batch.put(POSITION, encoded(after), self._handle)
         self._known = None  # until the outcome is known, the position is read from the database
-        try:
+        with self._explaining("written to"):
             self._db.write(batch, self._write_options)
-        except Exception as error:
-            raise self._failed(error, "written to") from error
         self._known = after
 
     def export_to(self, folder: Address) -> Snapshot:
@@ -196,10 +190,8 @@ class RocksStore(RuledStore):
 
     def _checkpoint(self, data: str) -> None:
         within = f"{data}/.checkpoint"  # RocksDB makes the folder itself
-        try:
+        with self._explaining(f"exported to {data}"):
             rocksdict().Checkpoint(self._db).create_checkpoint(within)
-        except Exception as error:
-            raise self._failed(error, f"exported to {data}") from error
         for row in self._env.disk.scan(within):
             self._env.disk.rename(f"{within}/{row.name}", f"{data}/{row.name}")
         self._env.disk.remove_folder(within)
@@ -215,7 +207,7 @@ class RocksStore(RuledStore):
             try:
                 self._db.flush_wal(True)
             except Exception as error:
-                raise self._failed(error, "made durable") from error
+                raise explained(error, self._folder, "made durable") from error
             finally:
                 self._handle = None
                 for part in (self._own, self._db):
@@ -223,18 +215,23 @@ class RocksStore(RuledStore):
                     with suppress(Exception):
                         part.close()
 
+    @contextmanager
+    def _explaining(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise self._failed(error, what) from error
+
     def _failed(self, error: Exception, what: str) -> StrandlineError:
         self._refuse_closed()
         return explained(error, self._folder, what)
 
     def _check_format(self) -> None:
-        try:
+        with self._explaining("opened"):
             found = self._own.get(FORMAT)
             used = found is None and next(iter(self._db.keys()), None) is not None
             if found is None and not used:
                 self._own.put(FORMAT, VERSION, self._write_options)
-        except Exception as error:
-            raise self._failed(error, "opened") from error
         if used:
             raise InvalidInput(
                 f"{self._folder} is a RocksDB database, but no store of strandline: name another folder."

@@ -142,10 +142,6 @@ class ColdReader:
 
         return self.registry.current(partition, look)
 
-    def is_same_record(self, log: Log, segment: SegmentMetadata, offset: int) -> bool:
-        """Whether log and segment have the same record at an offset."""
-        return is_same_record(log, self.store, segment, offset)
-
     def plan(self, since: Cursor, limit: Limit, hot: HotStart) -> list[ColdSpan | SegmentSpan]:
         """Spans from a cursor on, in order and without a gap, up to the hot tier and within the limit.
 
@@ -247,7 +243,7 @@ class ColdReader:
         if first >= end:
             return False
         segment = self.registry.current(self.partition, lambda cache: cache.holding(self.partition, first))
-        return segment is not None and self.is_same_record(log, segment, first)
+        return segment is not None and is_same_record(log, self.store, segment, first)
 
     def listed_since(self, time: int, hot: HotStart) -> int | None:
         """The first offset below the hot tier that was listed at ``time`` (microseconds) or later; None without any.

@@ -35,7 +35,7 @@ from strandline.model.segments import ColdTier, SegmentMetadata
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tier.attachment import ColdCell
-from strandline.tier.copy.history import TermLookups, divergence, read_history
+from strandline.tier.copy.history import TermLookups, divergence, is_same_record, read_history
 from strandline.tier.copy.segment_files import ColdSpan, plan_segment
 from strandline.tier.read.cold_reader import ColdPiece, ColdReader, HotStart, check_term
 from strandline.tier.read.tiered_slots import ColdPins, Hot, TierableSlots, TieredSlots
@@ -271,8 +271,8 @@ class TieredLog(Closing):
 
         Empty if their last record differs from the log's: then the log diverged within a term.
         """
-        found = self._agreeing(first, end)
-        return found if found and self._cold_reader().is_same_record(self._hot, found[-1][0], found[-1][1] - 1) else []
+        found, store = self._agreeing(first, end), self._cold_reader().store
+        return found if found and is_same_record(self._hot, store, found[-1][0], found[-1][1] - 1) else []
 
     def _agreeing(self, first: int, end: int) -> list[tuple[SegmentMetadata, int]]:
         """Segments that agree with the log by their terms alone."""
