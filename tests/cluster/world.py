@@ -153,7 +153,9 @@ class World:
 
     def _watch_starts(self) -> None:
         copies = (machine.running.copy for machine in self.ready())
-        self.highest_start = max([self.highest_start, *(copy.bounds().first for copy in copies if copy is not None)])
+        self.highest_start = max(
+            [self.highest_start, *(copy.log.bounds().first for copy in copies if copy is not None)]
+        )
 
     def lines(self, machine: Machine) -> list[FaultyStore]:
         """The stores as a machine reaches them."""

@@ -178,7 +178,7 @@ class Cluster:
     def end(self, name: str) -> int:
         """Where a node's copy ends; -1 without one."""
         copy = self.nodes[name].copy
-        return -1 if copy is None else copy.bounds().next
+        return -1 if copy is None else copy.log.bounds().next
 
     def content(self, name: str) -> list[tuple[int, bytes]]:
         """Offsets and values of a node's whole copy, committed or not."""

@@ -241,6 +241,12 @@ class TestWhatIsLost:
         return pair
 
 
+def stepped(node, stop):
+    """Let a node do one thing after the other until it is told to stop."""
+    while not stop.is_set():
+        stop.wait(node.step())
+
+
 class TestOverFlight:
     def test_an_append_is_on_its_way_while_the_primarys_disk_syncs_it(self, tmp_path):
         disk = HeldSyncs()
@@ -261,7 +267,7 @@ class TestOverFlight:
             )
             stop = threading.Event()
             pool = opened.enter_context(ThreadPoolExecutor())
-            pool.submit(b.run, stop)
+            pool.submit(stepped, b, stop)
             opened.callback(stop.set)
             opened.callback(disk.release)
             primary = a.primary

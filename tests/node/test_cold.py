@@ -83,7 +83,7 @@ def caught_up(primary: Primary, replica: Replica) -> None:
 def hot_first(node: Primary | Replica) -> int:
     copy = node.running.node.copy
     assert copy is not None
-    return copy.bounds().first
+    return copy.log.bounds().first
 
 
 def test_the_primary_tiers_its_log_and_reads_both_tiers_as_one(cluster: Cluster) -> None:

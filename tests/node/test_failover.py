@@ -208,7 +208,7 @@ def test_replicas_at_the_start_of_a_trimmed_log_go_on_after_a_failover_without_a
     trio.step(120)
     for name in "abc":
         trio.nodes[name].copy.log.trim(5)
-        assert trio.nodes[name].copy.bounds() == Bounds(5, 5)
+        assert trio.nodes[name].copy.log.bounds() == Bounds(5, 5)
     trio.kill("a")
     trio.clock.advance(TERM)
     trio.nodes["b"].promote()

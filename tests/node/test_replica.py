@@ -182,7 +182,7 @@ class TestFollowing:
             pair.append(b"%d" % number)
         pair.settled("b")
         pair.nodes["a"].primary.trim(5)
-        pair.until(lambda: pair.nodes["b"].copy.bounds() == Bounds(5, 8))
+        pair.until(lambda: pair.nodes["b"].copy.log.bounds() == Bounds(5, 8))
 
     def test_after_a_restart_its_readers_see_no_less_than_was_written_down(self, pair):
         handle = pair.append(b"x")
@@ -395,7 +395,7 @@ class TestBootstrap:
         self.fall_behind(pair)
         pair.settled("b")
         assert pair.content("b") == pair.content("a")
-        assert pair.nodes["b"].copy.bounds() == Bounds(19, 21)
+        assert pair.nodes["b"].copy.log.bounds() == Bounds(19, 21)
         handle = pair.append(b"after")
         pair.until(handle.done)
         assert pair.nodes["a"].primary.log.slots.list()[0].invalid is None

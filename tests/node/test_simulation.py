@@ -16,11 +16,11 @@ from strandline.log.wal.slots import WalSlots
 from strandline.model.addresses import CONSUMER_SUFFIX, COPIED_SUFFIX
 from strandline.model.cursor import Cursor
 from strandline.node.elect import candidacy, election
+from strandline.node.elect.node_lease import Leadership
 from strandline.node.lead import begin, tiering
 from strandline.node.lead.commit_watermark import CommitHandle, CommitWatermark
 from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.feed import LogFeed
-from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas, bootstrapping
 from strandline.node.lead.tiering import TiererSlots
@@ -324,7 +324,7 @@ def shows_what_is_durable(patch):
 
     def durable(self):
         copy = self._copy()
-        return 0 if copy is None else copy.bounds().next
+        return 0 if copy is None else copy.log.bounds().next
 
     patch.setattr(ReplicaReads, "committed", property(durable))
 

@@ -178,13 +178,13 @@ def test_a_replica_trims_nothing_that_a_slot_pins_and_keeps_the_slots_over_a_res
     claimed.advance(cursor(cluster, "a", 4))
     replicated(cluster)
     cluster.nodes["a"].primary.trim(4)
-    cluster.until(lambda: cluster.nodes["b"].copy.bounds().first == 4)
+    cluster.until(lambda: cluster.nodes["b"].copy.log.bounds().first == 4)
     reader = WalReader(str(cluster.nodes["b"].node_folder.data(1)))
     assert [(slot.name, slot.position) for slot in reader.slots.list()] == [("billing.consumer.copied", 4)]
     cluster.start("c")
     assert cluster.nodes["c"].copy.log.trim(5) == 0, "it has not heard of more than offset 0 yet"
     cluster.settled("b", "c")
-    cluster.until(lambda: cluster.nodes["c"].copy.bounds().first == 4)
+    cluster.until(lambda: cluster.nodes["c"].copy.log.bounds().first == 4)
     cluster.stop("b")
     cluster.start("b")
     assert cluster.nodes["b"].copy.log.trim(5) == 4

@@ -35,6 +35,11 @@ from strandline.node.messages import (
 )
 
 _LARGEST_ANSWER: Final = 16 << 20
+_OUTCOMES: Final[dict[str, type[CommitOutcome]]] = {
+    "not-required": NotRequired,
+    "reached": Reached,
+    "timed-out": TimedOut,
+}
 _LAG_FIELDS: Final = tuple(each.name for each in fields_of(SlotLag) if each.name != "state")
 
 
@@ -117,34 +122,16 @@ def read_node_slots(fields: Fields) -> NodeSlots:
 
 def write_commit(commit: Commit) -> bytes:
     """Encode the result of an append."""
-    fields: dict[str, Any] = {
-        "first": commit.receipt.first,
-        "count": commit.receipt.count,
-        "bookmark": str(commit.bookmark),
-        "repeated": commit.repeated,
-    }
-    match commit.outcome:
-        case NotRequired():
-            fields["outcome"] = "not-required"
-        case Reached(watermark):
-            fields |= {"outcome": "reached", "watermark": watermark}
-        case TimedOut(watermark, policy, seconds):
-            fields |= {"outcome": "timed-out", "watermark": watermark, "policy": policy, "seconds": seconds}
-    return write_fields(fields)
+    receipt, outcome = commit.receipt, commit.outcome
+    name = next(name for name, kind in _OUTCOMES.items() if kind is type(outcome))
+    fields = {"first": receipt.first, "count": receipt.count, "bookmark": commit.bookmark, "repeated": commit.repeated}
+    return write_fields({**fields, "outcome": name, **{each: getattr(outcome, each) for each in outcome.__slots__}})
 
 
 def read_commit(fields: Fields) -> Commit:
     """The inverse of :func:`write_commit`; ``CorruptData`` for other fields."""
-    outcome: CommitOutcome
-    match fields.text("outcome"):
-        case "not-required":
-            outcome = NotRequired()
-        case "reached":
-            outcome = Reached(fields.natural("watermark"))
-        case "timed-out":
-            policy = fields.text("policy", longest=1 << 16)
-            outcome = TimedOut(fields.natural("watermark"), policy, fields.seconds("seconds"))
-        case other:
-            raise fields.refused(f"the outcome {other[:40]!r} is not known")
+    kind = _OUTCOMES.get(fields.text("outcome"))
+    if kind is None:
+        raise fields.refused("its outcome is not known")
     receipt = Receipt(fields.maybe_natural("first"), fields.natural("count"))
-    return Commit(receipt, outcome, fields.cursor("bookmark"), fields.flag("repeated"))
+    return Commit(receipt, fields.record(kind), fields.cursor("bookmark"), fields.flag("repeated"))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple, TypeAlias
+from typing import Annotated, Final, NamedTuple, TypeAlias
 from uuid import UUID
+
+import msgspec
 
 from strandline.errors import CommitTimedOut
 from strandline.formats.node.ticket import TicketKey
@@ -242,16 +244,16 @@ class NotRequired:
 class Reached:
     """The policy is satisfied: its watermark has passed the records."""
 
-    watermark: int
+    watermark: Natural
 
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
     """The records are durable on the primary; the policy was not satisfied in time, and may still be."""
 
-    watermark: int
-    policy: str
-    seconds: float
+    watermark: Natural
+    policy: Annotated[str, msgspec.Meta(max_length=1 << 16)]
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 CommitOutcome: TypeAlias = NotRequired | Reached | TimedOut

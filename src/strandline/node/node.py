@@ -10,19 +10,18 @@ from dataclasses import replace
 from typing import final
 from uuid import UUID
 
-from strandline.errors import Fenced, InvalidInput, NotReady, StorageError, StrandlineError
+from strandline.errors import InvalidInput, NotReady, StorageError, StrandlineError
 from strandline.log.contract import Slots
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
 from strandline.model.head import StoredAppend
 from strandline.node.elect.candidacy import Candidacy, own_report
-from strandline.node.elect.node_lease import NodeLease
+from strandline.node.elect.node_lease import Leadership, NodeLease
 from strandline.node.lead.begin import begin_leading
 from strandline.node.lead.committed_log import CommittedLog
-from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.tiering import NodeColdTier, NodeTiers
-from strandline.node.members.rules import stranger, urls
+from strandline.node.members.rules import check_member
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology
 from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
@@ -82,7 +81,7 @@ class Node(Closing):
         state = node_folder.state
         copy = LogCopy(node_folder, background=background) if state.generation else None
         # Readers saw no more than the copy: if all of it is committed, the watermark covers that.
-        knows = copy is not None and (state.settled or state.committed >= copy.bounds().next)
+        knows = copy is not None and (state.settled or state.committed >= copy.log.bounds().next)
         self._role: PrimaryRole | ReplicaRole = self._follower(copy, state.committed, knows_committed=knows)
         """The current role. One thread changes it, any thread reads it."""
         self._committed_log = CommittedLog(lambda: self._role.readable(), lambda: self.primary.slots)  # noqa: PLW0108 - of the role by then
@@ -356,7 +355,7 @@ class Node(Closing):
         primary = begin_leading(self.node_folder, self.replica, leadership, self.options, continues=continues)
         self._role = primary
         if self._lease is not None:
-            self._lease.renew_now()
+            self._lease.renewal = self._clock.boot()  # due at once
         self.why_not_leading = None
         _LOGGER.info("Node %s leads in term %d from offset %d on.", self.name, primary.term, primary.term_start)
         return primary
@@ -412,9 +411,8 @@ class Node(Closing):
         ``Fenced`` for the term of a node that is no member; without one it is told, and learns that.
         """
         role = self._role
-        known = self.node_folder.state.membership
-        if known is not None and caller.term and caller.name and caller.name not in (members := urls(known)):
-            raise Fenced(stranger(caller.name, members))
+        if caller.term and caller.name:
+            check_member(self.node_folder.state.membership, caller.name)
         if caller.term > self.node_folder.state.seen:
             if self.copy is not None:
                 self.copy.fence(caller.term, caller.name)

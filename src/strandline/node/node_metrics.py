@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, final
+from functools import partial
 
 from prometheus_client import Gauge
 
 from strandline.errors import StrandlineError
+from strandline.node.node import Node
 from strandline.node.replicate.replica import Condition
 from strandline.storage.disk import free_bytes
 from strandline.storage.lease import Lease
@@ -23,41 +24,30 @@ from strandline.storage.metrics import (
     report_build,
 )
 
-if TYPE_CHECKING:
-    from strandline.node.running import RunningNode
+
+def show_metrics(node: Node, lease: Lease | None) -> contextlib.ExitStack:
+    """Let scrapes show the gauges of a node, labelled with its name, until the stack is closed."""
+    report_build()
+    name, folder = node.name, node.node_folder
+    measured: dict[tuple[Gauge, *tuple[str, ...]], Callable[[], float | None]] = {
+        (TERM,): lambda: folder.state.seen,
+        (DURABLE_OFFSET,): lambda: None if (position := node.position) is None else position.next,
+        (COMMITTED_OFFSET,): lambda: node.status().committed,
+        (DISK_FREE,): lambda: free_bytes(folder.folder),
+        (LEASE_AGE,): lambda: None if lease is None else lease.age(),
+    }
+    for condition in map(str, Condition):
+        measured[CONDITION, condition] = partial(lambda condition: node.condition == condition, condition)
+    shown = contextlib.ExitStack()
+    for (gauge, *labels), ask in measured.items():
+        gauge.labels(name, *labels).set_function(_or_unknown(ask))
+        shown.callback(_remove, gauge, name, *labels)
+    return shown
 
 
-@final
-class NodeMetrics:
-    """Gauges of one node, labelled with its name, until :meth:`end`."""
-
-    def __init__(self, running: RunningNode, lease: Lease | None) -> None:
-        self._name = running.name
-        report_build()
-        for condition in map(str, Condition):
-            CONDITION.labels(self._name, condition).set_function(_or_unknown(_is_in(running, condition)))
-        folder = running.node.node_folder
-        measured: dict[Gauge, Callable[[], float | None]] = {
-            TERM: lambda: folder.state.seen,
-            DURABLE_OFFSET: lambda: None if (position := running.node.position) is None else position.next,
-            COMMITTED_OFFSET: lambda: running.node.status().committed,
-            DISK_FREE: lambda: free_bytes(folder.folder),
-            LEASE_AGE: lambda: None if lease is None else lease.age(),
-        }
-        for gauge, ask in measured.items():
-            gauge.labels(self._name).set_function(_or_unknown(ask))
-
-    def end(self) -> None:
-        """Remove them. Idempotent."""
-        with contextlib.suppress(KeyError):
-            for condition in map(str, Condition):
-                CONDITION.remove(self._name, condition)
-            for gauge in (TERM, DURABLE_OFFSET, COMMITTED_OFFSET, DISK_FREE, LEASE_AGE):
-                gauge.remove(self._name)
-
-
-def _is_in(running: RunningNode, condition: str) -> Callable[[], float]:
-    return lambda: float(running.condition == condition)
+def _remove(gauge: Gauge, *labels: str) -> None:
+    with contextlib.suppress(KeyError):  # another node of this name in this process was closed
+        gauge.remove(*labels)
 
 
 def _or_unknown(ask: Callable[[], float | None]) -> Callable[[], float]:

@@ -23,7 +23,7 @@ from strandline.node.members.rules import addresses
 from strandline.node.messages import NodeStatus, Topology
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
-from strandline.node.node_metrics import NodeMetrics
+from strandline.node.node_metrics import show_metrics
 from strandline.node.replicate.replica import Condition
 from strandline.node.services import Upstream
 from strandline.storage.closing import Closing
@@ -145,7 +145,7 @@ class RunningNode(Closing):
             )
             opened.pop_all()
         self._node = node
-        self._metrics = NodeMetrics(self, self._lease)
+        self._metrics = show_metrics(node, self._lease)
         self._origin = Origin(f"The node {config.name}", self)
         self._tiered = threading.Event()
         """Set when the thread that tiers has ended."""
@@ -340,20 +340,16 @@ class RunningNode(Closing):
         with self._closing:
             if self._closed:
                 return
-            self._metrics.end()
+            self._metrics.close()
             try:
                 with contextlib.ExitStack() as closing:  # closes the rest if one fails
                     if self._lease is not None:
                         closing.callback(self._lease.release)
-                    closing.callback(self._close_node)
+                    closing.callback(self.node.close)
                     self.server.close()
             except Exception as error:  # noqa: BLE001 - raised by close()
                 self._close_error = error
             self._closed = True
-
-    def _close_node(self) -> None:
-        with contextlib.suppress(NotReady):
-            self.node.close()
 
 
 def leading(running: RunningNode, timeout: float) -> None:

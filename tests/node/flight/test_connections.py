@@ -13,7 +13,7 @@ from strandline.errors import TransientStorageError
 from strandline.model.cursor import Bounds
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
-from strandline.node.flight.server.connections import ConnectionGuard, superfluous
+from strandline.node.flight.server.admission import ConnectionGuard, superfluous
 from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.flight.server.server import FlightNode
 from strandline.storage.connections import connections_at, end_connection, peer_name

@@ -11,9 +11,9 @@ import pytest
 from strandline.errors import CorruptData, Fenced, InvalidInput
 from strandline.formats.node.state import decode_node, encode_node
 from strandline.model.node import Heartbeat, NodeState, Peer, Trouble
+from strandline.node.elect.node_lease import Leadership
 from strandline.node.flight.wire.streams import SOON, TURN, next_turn
 from strandline.node.lead.commit_watermark import Commits
-from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import AckN, FlowLimits, flow_delay
 from strandline.node.node_folder import NodeFolder
 from strandline.storage.env import Env

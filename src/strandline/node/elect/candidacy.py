@@ -33,7 +33,7 @@ _LOGGER = logging.getLogger(__name__)
 def own_report(node_folder: NodeFolder, copy: LogCopy | None, committed: int) -> ElectionReport:
     """The report of a node for elections, which knows this watermark."""
     state = node_folder.state
-    durable, adopted = (0, 0) if copy is None else (copy.bounds().next, state.adopted)
+    durable, adopted = (0, 0) if copy is None else (copy.log.bounds().next, state.adopted)
     trouble = None if state.trouble is None else state.trouble.state
     # Read last: a record that this node has acknowledged to a primary before it saw the caller's term is in here.
     known = node_folder.state.membership

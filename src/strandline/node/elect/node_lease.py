@@ -1,4 +1,4 @@
-"""The lease of a log as one of its nodes uses it: renewals while it leads, checks while it may take over."""
+"""The lease of a log as one of its nodes uses it: renewals, the leadership under it, checks while it may take over."""
 
 from __future__ import annotations
 
@@ -29,10 +29,6 @@ class NodeLease:
         self.renewal = 0.0
         """When the next renewal is due, on the clock that counts suspension."""
         self._next_check = 0.0
-
-    def renew_now(self) -> None:
-        """Make the next renewal due at once: a leadership has begun."""
-        self.renewal = self._clock.boot()
 
     def renew(self, now: float) -> str | None:
         """Renew the lease if that is due; returns why this node no longer leads, or None."""
@@ -106,3 +102,38 @@ class NodeLease:
     def release(self) -> None:
         """Release the lease, so that another node can acquire it."""
         self.lease.release()
+
+
+@final
+class Leadership:
+    """Held while this node is the primary of its term. Ends by itself when the lease expires, and never resumes.
+
+    Without a lease only a higher term ends it.
+
+    No I/O: a lease counts its time from before it was requested, so that no other node holds it at the same time.
+    """
+
+    def __init__(self, term: int, lease: Lease | None = None) -> None:
+        self.term = term
+        self._lease = lease
+        self._ended: str | None = None
+
+    def end(self, why: str) -> None:
+        """End it for good."""
+        if self._ended is None:
+            self._ended = why
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this node leads at this moment."""
+        return self._ended is None and (self._lease is None or (self._lease.held() and self._lease.epoch == self.term))
+
+    def check(self, what: str) -> None:
+        """``Fenced`` unless this node leads now; ``what`` describes what happened to the write."""
+        if self._ended is not None:
+            raise Fenced(f"This node is not the primary any more ({self._ended}): {what}. Call the new primary.")
+        if not self.is_held:
+            raise Fenced(
+                f"This node's lease of term {self.term} has run out, so that another node may be the primary: {what}. "
+                "Find the primary, and call it."
+            )

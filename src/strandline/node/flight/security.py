@@ -375,10 +375,9 @@ class CallerRights:
     def leaving_replica(self, name: str, term: int) -> Caller:
         """The replica to unregister, named by itself or by an administrator."""
         self.need(Role.REPLICA, Role.ADMIN)
-        if self.grant is not None and not self.grant.may(Role.REPLICA):
+        grant = self.grant
+        if grant is not None and (not grant.may(Role.REPLICA) or (grant.may(Role.ADMIN) and grant.name != name)):
             return Caller(name)  # terms are accepted from replicas only
-        if self.grant is not None and self.grant.may(Role.ADMIN) and self.grant.name != name:
-            return Caller(name)
         return self._itself(name, term)
 
     def _itself(self, name: str, term: int) -> Caller:

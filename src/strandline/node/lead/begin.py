@@ -5,7 +5,7 @@ from __future__ import annotations
 from strandline.errors import NotReady
 from strandline.log.wal.log import WalLog
 from strandline.model.retention import TIER_SLOT
-from strandline.node.lead.leadership import Leadership
+from strandline.node.elect.node_lease import Leadership
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.members.rules import policy_of, taken_over
 from strandline.node.node_folder import INCOMING, NodeFolder

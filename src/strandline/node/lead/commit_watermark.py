@@ -16,8 +16,8 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.write.groups import WalHandle
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
+from strandline.node.elect.node_lease import Leadership
 from strandline.node.lead.committed_log import ReadableLog
-from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.policies import CommitPolicy, DurableOffsets, Local, is_met_alone, strengthened, watermark
 from strandline.node.lead.replicas import ReplicaRegistry
 from strandline.node.messages import Commit, CommitOutcome, NotRequired, Reached, TimedOut
@@ -93,12 +93,7 @@ class Commits:
 
     def reached(self, policy: CommitPolicy | None) -> int:
         """The watermark of a policy; it never goes back."""
-        return self._reached(self._queue_of(policy))
-
-    def _reached(self, queue: _PolicyQueue) -> int:
-        found = self._watermark(queue.policy)
-        with self._lock:
-            return queue.raise_to(found)
+        return self.raise_to(policy, self._watermark(policy))
 
     def raise_to(self, policy: CommitPolicy | None, upto: int) -> int:
         """Raise a watermark to what is known to be committed; returns it."""
@@ -112,7 +107,7 @@ class Commits:
         with self._lock:
             heapq.heappush(queue.waiters, (upto, next(_TICKETS), waiter))
         # Checked after it is queued: a watermark that moves now wakes it, and one that moved before is seen here.
-        if self._end() >= upto and self._reached(queue) >= upto:
+        if self._end() >= upto and self.reached(policy) >= upto:
             self.remove(waiter)
             waiter.wake(done=True)
         elif self._ended:

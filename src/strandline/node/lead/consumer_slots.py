@@ -16,7 +16,7 @@ from strandline.model.addresses import CONSUMER_SUFFIX
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.retention import SlotState
-from strandline.node.lead.leadership import Leadership
+from strandline.node.elect.node_lease import Leadership
 
 MOST_SLOTS: Final = 1000
 """Most slots of consumers: a change of one slot writes all of them again."""

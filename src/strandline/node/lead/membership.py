@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import final
 
-from strandline.errors import Fenced, InvalidInput, NotReady
+from strandline.errors import InvalidInput, NotReady
 from strandline.model.node import Membership
 from strandline.node.lead.policies import CommitPolicy, DurableOffsets, check_possible, watermark
 from strandline.node.lead.replicas import ReplicaRegistry
@@ -15,13 +15,13 @@ from strandline.node.members.rules import (
     CancelChange,
     Change,
     begun,
+    check_member,
     completed,
     is_spread,
     members_of,
     policies,
     policy_of,
     shown,
-    stranger,
     urls,
 )
 from strandline.node.node_folder import NodeFolder
@@ -64,9 +64,7 @@ class PrimaryMembership:
 
     def check(self, name: str) -> None:
         """``Fenced`` for a replica that is no member."""
-        known = self.known
-        if known is not None and name not in (nodes := urls(known)):
-            raise Fenced(stranger(name, nodes))
+        check_member(self.known, name)
 
     def check_possible(self, policy: CommitPolicy, offsets: DurableOffsets) -> None:
         """Refuse an append whose policy the replicas can never satisfy; ``NotReady`` if that may change soon."""

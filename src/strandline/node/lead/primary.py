@@ -11,12 +11,12 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId, WriterState
 from strandline.model.node import Heartbeat, Membership, Peer
 from strandline.model.records import RecordSource
+from strandline.node.elect.node_lease import Leadership
 from strandline.node.lead.bootstrap_snapshots import BootstrapSnapshots
 from strandline.node.lead.commit_watermark import CommitHandle, CommitWatermark
 from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.consumer_slots import ConsumerSlots
 from strandline.node.lead.feed import LogFeed
-from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.membership import PrimaryMembership
 from strandline.node.lead.policies import CommitPolicy, flow_delay, nth_highest, strengthened
 from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas

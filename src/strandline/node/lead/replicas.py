@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 
 from strandline.errors import Diverged, Fenced, InvalidInput, NotFound, Overloaded, SlotInvalid
 from strandline.log.contract import Slot
@@ -132,8 +132,10 @@ def acknowledged(
             f"Replica {name!r} acknowledges everything below {progress.applied}, but the log ends at {end}: "
             "it has records that this log never had, and has to bootstrap again."
         )
-    after = replace(
-        _heard(known, progress, now),
+    after = _heard(
+        known,
+        progress,
+        now,
         sent=max(known.sent, progress.applied),
         applied=max(known.applied or 0, progress.applied),
         durable=max(known.durable or 0, progress.durable),
@@ -141,14 +143,15 @@ def acknowledged(
     return _with(registry, [after], is_change=not known.healthy)
 
 
-def _heard(known: Member, progress: ReplicaProgress, now: int) -> Member:
-    """The replica after an acknowledgement, without its positions."""
+def _heard(known: Member, progress: ReplicaProgress, now: int, **positions: Any) -> Member:
+    """The replica after an acknowledgement, with these positions."""
     return replace(
         known,
         last_seen=max(known.last_seen, now),
         apply_errors=max(known.apply_errors, progress.apply_errors),
         divergences=max(known.divergences, progress.divergences),
         healthy=True,
+        **positions,
     )
 
 

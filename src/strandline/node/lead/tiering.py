@@ -17,9 +17,9 @@ from strandline.log.wal.slots import WalSlots
 from strandline.model.addresses import CONSUMER_SUFFIX
 from strandline.model.retention import TIER_SLOT, SlotState
 from strandline.model.segments import COLD_FILE, ColdTier
+from strandline.node.elect.node_lease import Leadership
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.consumer_slots import LedSlots
-from strandline.node.lead.leadership import Leadership
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.node_folder import NodeFolder
 from strandline.node.options import TierSettings

@@ -7,11 +7,11 @@ everything from before it, is durable as both policies ask; then the second reco
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from strandline.errors import InvalidInput, NotFound, NotReady
+from strandline.errors import Fenced, InvalidInput, NotFound, NotReady
 from strandline.model.addresses import check_replica_name
 from strandline.model.node import LogMembers, Membership, NodeAddress
 from strandline.node.lead.policies import (
@@ -297,9 +297,10 @@ def shown(known: Membership) -> str:
     return f"membership {known.number} ({', before that '.join(said)})"
 
 
-def stranger(name: str, known: Iterable[str]) -> str:
-    """What to do about a node that is no member."""
-    return (
-        f"{name[:80]} is no node of this log, which has {', '.join(sorted(known))}: add it with 'strandline node add "
-        f"URL {name[:80]}=NODE_URL', where URL is the primary's address. It tries again by itself."
-    )
+def check_member(known: Membership | None, name: str) -> None:
+    """``Fenced`` for a node that is no member, with what to do about it; without a record every node is one."""
+    if known is not None and name not in (nodes := urls(known)):
+        raise Fenced(
+            f"{name[:80]} is no node of this log, which has {', '.join(sorted(nodes))}: add it with 'strandline node "
+            f"add URL {name[:80]}=NODE_URL', where URL is the primary's address. It tries again by itself."
+        )

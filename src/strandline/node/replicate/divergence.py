@@ -69,7 +69,7 @@ def check_uncommitted(first: int, committed: int) -> None:
 def check_replaceable(copy: LogCopy, topology: Topology, committed: int) -> None:
     """``Diverged`` if the copy, which a bootstrap is to replace, has committed records that the primary has not."""
     # From the start of its term on, the primary has only records of that term.
-    if copy.end().term < topology.term and topology.term_start < copy.bounds().next:
+    if copy.end().term < topology.term and topology.term_start < copy.log.bounds().next:
         check_uncommitted(topology.term_start, committed)
 
 
@@ -80,7 +80,7 @@ def keep_tail(copy: LogCopy, topology: Topology, committed: int, name: str) -> N
     """
     if copy.end().term >= topology.term:
         return
-    bounds = copy.bounds()
+    bounds = copy.log.bounds()
     first = max(bounds.first, min(committed, topology.term_start))
     if first < bounds.next:
         _LOGGER.warning(
@@ -91,7 +91,7 @@ def keep_tail(copy: LogCopy, topology: Topology, committed: int, name: str) -> N
 
 def truncate_tail(copy: LogCopy, to: int, committed: int, name: str) -> None:
     """Truncate the copy at ``to``, and move the records behind it into quarantine; ``Diverged`` if one is committed."""
-    end = copy.bounds().next
+    end = copy.log.bounds().next
     check_uncommitted(to, committed)
     aside = copy.rewind(to)
     _LOGGER.warning(

@@ -20,7 +20,7 @@ from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.snapshot import KIND, KIND_VERSION, fill, verify
 from strandline.log.wal.write.groups import WalHandle
 from strandline.model.addresses import COPIED_SUFFIX
-from strandline.model.cursor import Bounds, Cursor, Limit
+from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import LogBatch
 from strandline.model.records import RECORD_SCHEMA
 from strandline.model.segments import COLD_FILE
@@ -218,10 +218,6 @@ class LogCopy:
         mine = pa.Table.from_batches([part for span in spans for part in span.fetch(_COLUMNS)], RECORD_SCHEMA)
         theirs = pa.Table.from_batches(batch.batches, RECORD_SCHEMA).slice(offset - batch.first, 1)
         return bool(mine.equals(theirs))
-
-    def bounds(self) -> Bounds:
-        """The first retained and the next offset."""
-        return self.log.bounds()
 
     # --- changing it as a whole --------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ class ReplicaReads:
     def committed(self) -> int:
         """The commit watermark here: everything below is in this copy, and satisfies the primary's policy."""
         copy = self._copy()
-        return 0 if copy is None else min(self.shown, copy.bounds().next)
+        return 0 if copy is None else min(self.shown, copy.log.bounds().next)
 
     @property
     def highest(self) -> int:

@@ -232,7 +232,7 @@ class ReplicaRole:
         copy.drop_slots()
         self._keep_handover(upstream, copy)
         # The last record is requested again, where both retain it: if it differs, the logs have diverged.
-        overlap = since.next - 1 if since.next > max(copy.bounds().first, topology.first) else since.next
+        overlap = since.next - 1 if since.next > max(copy.log.bounds().first, topology.first) else since.next
         self.reads.compared = None if overlap == since.next else overlap
         # Not before: a tail that the primary never had is truncated only now.
         self.reads.raise_to(topology.committed)
@@ -240,7 +240,7 @@ class ReplicaRole:
         # Bootstrap snapshots of this node's own leadership are stale: their replicas may have acknowledged more since.
         self._node_folder.env.disk.remove_folder(self._node_folder.path(SNAPSHOTS))
         if self.reads.compared is None:
-            self._adopt(topology.term, topology.term_start, copy.bounds().next)
+            self._adopt(topology.term, topology.term_start, copy.log.bounds().next)
         self._acks.begin(upstream)
         copy.on_durable = self._acks.durable
         self._feed = upstream.feed(self._caller(), Cursor(since.log_id, overlap))
@@ -268,7 +268,7 @@ class ReplicaRole:
                 case PartialResync() if since is not None and self.copy is not None:
                     break
                 case Rewind() as answer if since is not None and self.copy is not None:
-                    since = stepped_back(since, answer, self.copy.log, self.copy.bounds())
+                    since = stepped_back(since, answer, self.copy.log, self.copy.log.bounds())
                 case FullRebootstrap(cause) if not is_built:
                     if self.copy is not None and not self._asked:  # otherwise an operator gives the copy up
                         check_replaceable(self.copy, topology, self.reads.shown)
@@ -280,7 +280,7 @@ class ReplicaRole:
                     raise NotReady(f"The primary requests a second bootstrap right after the first ({cause}).")
                 case answer:
                     raise CorruptData(f"A primary answered {answer} to a replica at {since}.")
-        if since.next < self.copy.bounds().next:
+        if since.next < self.copy.log.bounds().next:
             truncate_tail(self.copy, since.next, self.reads.shown, self._node_folder.state.name)
         return since
 
@@ -364,7 +364,7 @@ class ReplicaRole:
         if heartbeat.epoch != self._epoch:
             self._update_topology(self._upstream.topology(self._caller()))
             self._handed_over = -self._poll_seconds  # the members may have changed
-        applied = self.copy.bounds().next
+        applied = self.copy.log.bounds().next
         now = self._clock.monotonic()
         with self.reads.changing():
             self.reads.raise_to(heartbeat.committed)
@@ -404,7 +404,7 @@ class ReplicaRole:
     def _progress(self, durable: int | None) -> ReplicaProgress:
         """The acknowledgement of a durable end, by default the copy's; stores first whether that adopts the term."""
         if durable is None:
-            durable = 0 if self.copy is None else self.copy.bounds().next
+            durable = 0 if self.copy is None else self.copy.log.bounds().next
         heartbeat = None if self._feed is None else self._feed.heartbeat
         if self.reads.compared is not None:
             durable = 0  # not compared yet: if the last record differs, others may too

@@ -22,6 +22,8 @@ TIMEOUT: Final = 5.0
 MESSAGE_BYTES: Final = 1 << 30
 """Larger messages of a node are refused: no Arrow batch of a log is larger."""
 
+TOKEN_REMEDY: Final = "send a token (--token FILE, ClientSecurity(token=…)) or a certificate"  # noqa: S105 - says how
+
 _SCHEMES: Final = ("grpc", "grpc+tcp", "grpc+tls")
 _RECONNECT_MS: Final = (50, 1000)
 
@@ -29,15 +31,11 @@ _RECONNECT_MS: Final = (50, 1000)
 def _is_node_address(url: str, place: SplitResult) -> bool:
     """Whether an address has a scheme, a host and a port, and nothing that a connection would ignore."""
     try:
-        has_port = place.port is not None
+        is_complete = place.scheme in _SCHEMES and bool(place.hostname) and place.port is not None
     except ValueError:
         return False
     is_plain = url.isascii() and url.isprintable() and url.startswith(f"{place.scheme}://")
-    return place.scheme in _SCHEMES and has_port and is_plain and bool(place.hostname) and _has_no_path(place)
-
-
-def _has_no_path(place: SplitResult) -> bool:
-    return place.path in ("", "/") and not place.query and not place.fragment
+    return is_complete and is_plain and place.path in ("", "/") and not place.query and not place.fragment
 
 
 @bound_to_process()
@@ -54,7 +52,7 @@ class Channel:
     ) -> None:
         """For the node at ``grpc://host:port`` or ``grpc+tls://host:port``."""
         url, security = as_address(url), security or ClientSecurity()
-        refuse_credentials(url, "send a token (--token FILE, ClientSecurity(token=…)) or a certificate")
+        refuse_credentials(url, TOKEN_REMEDY)
         place = split_address(url)
         if not _is_node_address(url, place):
             raise InvalidInput(f"{url!r} is no address of a node: use grpc://host:port or grpc+tls://host:port.")

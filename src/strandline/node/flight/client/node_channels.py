@@ -30,7 +30,7 @@ from strandline.formats.json.fields import Fields
 from strandline.log.read.reading import pauses
 from strandline.model.addresses import as_address, refuse_credentials, split_address
 from strandline.model.cursor import Bounds
-from strandline.node.flight.client.channel import Channel
+from strandline.node.flight.client.channel import TOKEN_REMEDY, Channel
 from strandline.node.flight.security import ClientSecurity, is_loopback
 from strandline.node.message_json import read_status
 from strandline.node.messages import NodeStatus
@@ -51,8 +51,6 @@ _GRACE: Final = 0.25
 _FALLBACK_SECONDS: Final = 1.0
 _REPLICA_SECONDS: Final = 10.0
 """How long a node is read from before a better one is looked for."""
-
-TOKEN_REMEDY: Final = "send a token (--token FILE, ClientSecurity(token=…)) or a certificate"  # noqa: S105 - says how
 
 
 def addresses_of(url: str) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeVar, final
+from collections.abc import Iterator
+from typing import Any, Final, final
 
 import pyarrow as pa
 
@@ -45,8 +45,6 @@ _SLOWEST: Final = 1 << 20
 """Lowest accepted rate, in bytes per second."""
 
 _WHAT: Final = "an acknowledgement"
-
-T = TypeVar("T")
 
 
 @bound_to_process()
@@ -105,18 +103,17 @@ class FlightUpstream(Closing):
 
     def acknowledge(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:
         """Acknowledge on a stream that stays open, which takes less than half of a call's time."""
-        return self._acknowledge(caller, progress, _AckStream.send_and_wait)
+        answer: Acknowledgement = self._acknowledge(caller, progress, is_answered=True)
+        return answer
 
     def acknowledge_nowait(self, caller: Caller, progress: ReplicaProgress) -> None:
         """Acknowledge without waiting for the answer; a later call raises its error."""
-        self._acknowledge(caller, progress, _AckStream.send)
+        self._acknowledge(caller, progress, is_answered=False)
 
-    def _acknowledge(
-        self, caller: Caller, progress: ReplicaProgress, how: Callable[[_AckStream, Caller, ReplicaProgress], T]
-    ) -> T:
+    def _acknowledge(self, caller: Caller, progress: ReplicaProgress, *, is_answered: bool) -> Any:
         with self._acknowledging:
             try:
-                return how(self._ack_stream(caller.name), caller, progress)
+                return self._ack_stream(caller.name).send(caller, progress, is_answered=is_answered)
             except BaseException:
                 # A late answer to this acknowledgement must not be taken for the answer to the next.
                 self._drop_acks()
@@ -223,18 +220,11 @@ class _AckStream:
         with node_errors(self._url, _WHAT):
             self._writer, self._reader = channel.exchange(encode_ticket(ReportTicket(name)), channel.timeout)
 
-    def send(self, caller: Caller, progress: ReplicaProgress) -> None:
-        """Send an acknowledgement that is answered only if it is rejected."""
-        self._send(caller, progress, is_answered=False)
+    def send(self, caller: Caller, progress: ReplicaProgress, *, is_answered: bool) -> Acknowledgement | None:
+        """Send an acknowledgement; returns its answer, or that to an earlier one that was rejected.
 
-    def send_and_wait(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:
-        """Send an acknowledgement; returns its answer, or that to an earlier one that was rejected."""
-        self._send(caller, progress, is_answered=True)
-        data = self._next().app_metadata
-        heartbeat, refused = decode_answer(None if data is None else data.to_pybytes(), self._url)
-        return Acknowledgement(heartbeat, refused)
-
-    def _send(self, caller: Caller, progress: ReplicaProgress, *, is_answered: bool) -> None:
+        None if no answer is requested: then there is one only if it is rejected, for the next to return.
+        """
         report = Advance(
             caller.term, progress.applied, progress.durable, progress.apply_errors, progress.divergences, is_answered
         )
@@ -243,6 +233,10 @@ class _AckStream:
         except pa.ArrowException as error:
             self._next()  # raises the error with which the node ended the stream
             raise node_error(error, self._url, _WHAT) from error
+        if not is_answered:
+            return None
+        data = self._next().app_metadata
+        return Acknowledgement(*decode_answer(None if data is None else data.to_pybytes(), self._url))
 
     def _next(self) -> Any:
         try:

@@ -268,28 +268,27 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
 
         A call to the node waits there. If it has too many of those, or is of an earlier version, this polls.
         """
-        deadline = self._env.clock.monotonic() + timeout
+        clock = self._env.clock
+        deadline = clock.monotonic() + timeout
         while True:
+            if not self._nodes.is_one and self._nodes.end > past.next:
+                return True  # known already: a lagging node must not contradict it
+            longest = min(max(0.0, deadline - clock.monotonic()), _LONGEST_WAIT)
+            patience = longest + self._nodes.timeout
             try:
-                left = max(0.0, deadline - self._env.clock.monotonic())
-                if self._wait(past, min(left, _LONGEST_WAIT)) > past.next:
+                found, _ = self._nodes.ask_reader(
+                    WAIT, end="next", waits=False, timeout=patience, past=past, seconds=longest
+                )
+                if found.natural("next") > past.next:
                     return True
             except (Overloaded, InvalidInput):
-                return self._waiter.wait(self, past, deadline - self._env.clock.monotonic(), self._env.clock)
+                return self._waiter.wait(self, past, deadline - clock.monotonic(), clock)
             except (NotReady, TransientStorageError):
                 if self._nodes.is_one:
                     raise
-                self._env.clock.sleep(min(_FAILED_PAUSE, max(0.0, deadline - self._env.clock.monotonic())))
-            if self._env.clock.monotonic() >= deadline:
+                clock.sleep(min(_FAILED_PAUSE, max(0.0, deadline - clock.monotonic())))
+            if clock.monotonic() >= deadline:
                 return False
-
-    def _wait(self, past: Cursor, seconds: float) -> int:
-        """The next offset of a node, behind the cursor or as of the end of a wait there."""
-        if not self._nodes.is_one and self._nodes.end > past.next:
-            return self._nodes.end  # known already: a lagging node must not contradict it
-        timeout = seconds + self._nodes.timeout
-        found, _ = self._nodes.ask_reader(WAIT, end="next", waits=False, timeout=timeout, past=past, seconds=seconds)
-        return found.natural("next")
 
     @property
     def slots(self) -> RemoteSlots:
