@@ -11,7 +11,7 @@ import pytest
 import strandline as sl
 from strandline.errors import CursorExpired, Diverged, InvalidInput, NotFound
 from strandline.ingestion.jetstream import JetStreamSource
-from strandline.kv.nats.connection import NatsConnection
+from strandline.kv.nats.feed import MessageFeed
 from strandline.log.memory import MemoryLog
 from strandline.model.cursor import Limit
 from strandline.model.records import Op
@@ -200,15 +200,15 @@ def test_a_message_with_a_header_that_the_server_uses_itself_is_a_message(nats_u
 def test_messages_that_are_lost_on_their_way_are_read_again(nats_url, stream, monkeypatch):
     """As those that a server has written into a connection which then broke."""
     publish(nats_url, stream, 20)
-    pulled, lost = NatsConnection.pulled, []
+    receive, lost, arrived = MessageFeed._receive, [], itertools.count()
 
-    def losing(self, *request):
-        found, status = pulled(self, *request)
-        if found and len(lost) < 2:
-            lost.append(found.pop(3))
-        return found, status
+    async def losing(self, message):
+        if next(arrived) in (3, 12):
+            lost.append(message)
+        else:
+            await receive(self, message)
 
-    monkeypatch.setattr(NatsConnection, "pulled", losing)
+    monkeypatch.setattr(MessageFeed, "_receive", losing)
     target = MemoryLog()
     assert ingest(nats_url, stream, target).records == 20
     assert len(lost) == 2
@@ -236,7 +236,7 @@ def test_a_consumer_that_the_server_has_removed_is_created_again(nats_url, strea
 
 
 def test_messages_larger_than_one_request_arrive(nats_url, stream, monkeypatch):
-    monkeypatch.setattr("strandline.kv.nats.pull._REQUEST_BYTES", 1000)
+    monkeypatch.setattr("strandline.kv.nats.feed._WINDOW_BYTES", 1000)
 
     async def work(js):
         for number in range(6):

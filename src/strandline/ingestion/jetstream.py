@@ -12,7 +12,7 @@ import pyarrow as pa
 from strandline.errors import InvalidInput, NotFound, StorageError, TransientStorageError
 from strandline.ingestion.streams import MessageStream, Taken, message_batch
 from strandline.kv.nats.connection import NatsConnection
-from strandline.kv.nats.pull import PullConsumer
+from strandline.kv.nats.feed import MessageFeed, MessagesLost, StreamMessage
 from strandline.kv.nats.watch import removal
 from strandline.model.addresses import split_address
 from strandline.model.arguments import Duration, checked
@@ -25,8 +25,6 @@ _LOGGER: Final = logging.getLogger(__name__)
 _NAMESPACE: Final = UUID("0e2f4f3b-6a9a-5f3e-9a41-4f0b8c1d2e33")
 _AT_ONCE: Final = 1000
 _POLL: Final = 0.5
-_IDLE: Final = 60.0
-"""Seconds after which the server removes the consumer of an ingest that ended."""
 
 
 def parse_nats(address: str) -> tuple[str, str]:
@@ -58,16 +56,16 @@ class JetStreamSource(MessageStream):
     ) -> None:
         """Open ``nats://host:port/stream``; ``config`` are options of the client, such as ``user_credentials``."""
         server, self._stream = parse_nats(address)
-        self._clock = env.clock
+        self._env = env
         self._timeout = timeout
         super().__init__()
         self._nats = NatsConnection([server], timeout=timeout, env=env, options=config or {})
         self.name = f"Stream {self._stream}"
-        self._consumer: PullConsumer | None = None
+        self._feed: MessageFeed | None = None
         self._incarnation = ""
         self._at = -1
         self._broken_upto = 0
-        self._early: list[Any] = []
+        self._early: list[StreamMessage] = []
         """Messages that were read, but not taken yet."""
         try:
             self.bounds()
@@ -100,9 +98,9 @@ class JetStreamSource(MessageStream):
 
     def take(self, since: int, *, upto: int, records: int, size: int) -> Taken:
         """The next messages from a sequence on, and the sequence behind them."""
-        taken: list[Any] = []
+        taken: list[StreamMessage] = []
         bytes_taken = 0
-        deadline = self._clock.monotonic() + self._timeout
+        deadline = self._env.clock.monotonic() + self._timeout
         try:
             if since != self._at:
                 self._subscribe(since)
@@ -115,26 +113,26 @@ class JetStreamSource(MessageStream):
                     following = self._nats.next_sequence(self._stream, self._at)
                     if following is None or following >= upto:
                         self._at = upto  # the rest was deleted
-                    elif self._clock.monotonic() > deadline:
+                    elif self._env.clock.monotonic() > deadline:
                         raise TransientStorageError(f"NATS sent no message of {self.name} in time: try again.")
                     continue
-                self._early = [message for message in found if _sequence(message) >= upto]
-                more = [message for message in found if self._at <= _sequence(message) < upto]
+                self._early = [message for message in found if message.sequence >= upto]
+                more = [message for message in found if self._at <= message.sequence < upto]
                 taken += more
                 bytes_taken += sum(len(message.data) for message in more)
-                self._at = upto if self._early else _sequence(found[-1]) + 1
+                self._at = upto if self._early else found[-1].sequence + 1
         except StorageError:
             self._at = -1  # start again: the consumer may be gone
             raise
         self._count_broken(taken)
         following = min(self._at, upto)
-        is_last = bool(taken) and _sequence(taken[-1]) == following - 1
-        mark = f"{_sequence(taken[-1])}/{microseconds(taken[-1].metadata.timestamp)}" if is_last else ""
+        is_last = bool(taken) and taken[-1].sequence == following - 1
+        mark = f"{taken[-1].sequence}/{_written(taken[-1])}" if is_last else ""
         return Taken(_batch(taken), following, mark)
 
-    def _count_broken(self, taken: list[Any]) -> None:
+    def _count_broken(self, taken: list[StreamMessage]) -> None:
         """Count messages with broken headers, each once, even if they are read again."""
-        found = [_sequence(message) for message in taken if message.headers is not None and message.headers.is_broken]
+        found = [message.sequence for message in taken if message.headers is not None and message.headers.is_broken]
         found = [sequence for sequence in found if sequence >= self._broken_upto]
         if found:
             self._broken_upto = found[-1] + 1
@@ -145,33 +143,48 @@ class JetStreamSource(MessageStream):
             )  # fmt: skip
 
     def _subscribe(self, since: int) -> None:
-        consumer, self._consumer = self._consumer, None
-        if consumer is not None:
-            consumer.close()
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            feed.close()
         self._early = []
-        self._consumer = PullConsumer(self._nats, self._stream, since, idle=_IDLE)
-        self._at = since
+        feed = MessageFeed(self._nats, self._stream, window=_AT_ONCE)
+        start = {"deliver_policy": "by_start_sequence", "opt_start_seq": since}
+        feed.open(self._env.chance.uuid().hex, [">"], start, values=True)
+        self._feed, self._at = feed, since
 
-    def _fetched(self) -> list[Any]:
-        if self._consumer is None or self._consumer.has_gap:
+    def _fetched(self) -> list[StreamMessage]:
+        """The messages that arrive within a moment."""
+        feed = self._feed
+        if feed is None:
+            return []
+        try:
+            feed.ready()
+            feed.pull()
+            if not len(feed):
+                feed.wait(_POLL)
+            found = feed.next(_AT_ONCE)
+            if not found:
+                feed.check()
+        except MessagesLost:
             self._subscribe(self._at)
-        return [] if self._consumer is None else self._consumer.fetch(_AT_ONCE, _POLL)
+            return []
+        return found
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
         self._nats.close()
 
 
-def _sequence(message: Any) -> int:
-    return int(message.metadata.sequence.stream)
+def _written(message: StreamMessage) -> int:
+    return microseconds(message.raw.metadata.timestamp)
 
 
-def _batch(messages: list[Any]) -> pa.RecordBatch:
+def _batch(messages: list[StreamMessage]) -> pa.RecordBatch:
     headers = [message.headers for message in messages]
     return message_batch(
         {
-            "offset": [_sequence(message) for message in messages],
-            "timestamp": [microseconds(message.metadata.timestamp) for message in messages],
+            "offset": [message.sequence for message in messages],
+            "timestamp": [_written(message) for message in messages],
             "op": [int(removal(each or {}) or Op.PUT) for each in headers],
             "key": [message.subject.encode(errors="surrogateescape") for message in messages],
             "value": [message.data for message in messages],

@@ -23,7 +23,6 @@ from strandline.errors import (
     TransientStorageError,
 )
 from strandline.kv.nats.headers import MessageHeaders, parse_headers
-from strandline.kv.nats.pull import is_message
 from strandline.model.addresses import as_address, refuse_credentials
 from strandline.storage.env import Env
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -200,7 +199,7 @@ class NatsConnection:
         since = self._lost_at
         return 0.0 if since is None else self.env.clock.monotonic() - since
 
-    def run(self, work: Coroutine[Any, Any, T], what: str, *, timeout: float | None = None) -> T:
+    def run(self, work: Coroutine[Any, Any, T], what: str) -> T:
         """Run a coroutine on the loop and wait for it."""
         if self.closed:
             work.close()
@@ -208,7 +207,7 @@ class NatsConnection:
         errors = self._nats.errors
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result((timeout or self.timeout) + _SLACK)
+            return future.result(self.timeout + _SLACK)
         except errors.NoRespondersError as error:
             raise NoResponder(f"{what} failed: NATS has no responder for it; try again.") from error
         except errors.MaxPayloadError as error:
@@ -292,28 +291,6 @@ class NatsConnection:
     def cluster(self) -> str:
         """The name of the servers' cluster; empty for a single server."""
         return str(getattr(self._client, "_server_info", {}).get("cluster", ""))
-
-    def listen_queued(self, inbox: str) -> Any:
-        """Keep every message to the inbox until it is taken by :meth:`pulled`."""
-        return self.run(self._client.subscribe(inbox, pending_msgs_limit=0, pending_bytes_limit=0), "Subscribing")
-
-    def pulled(
-        self, subscription: Any, name: str, request: Mapping[str, Any], inbox: str, timeout: float
-    ) -> tuple[list[Any], str]:
-        """Ask a consumer for messages; returns those that came in time, and the status that ended the request."""
-
-        async def taken() -> tuple[list[Any], str]:
-            await self._client.publish(f"$JS.API.{name}", json.dumps(request).encode(), reply=inbox)
-            found: list[Any] = []
-            with contextlib.suppress(self._nats.errors.TimeoutError):
-                while len(found) < request["batch"]:
-                    message = await subscription.next_msg(timeout=timeout)
-                    if not is_message(message):
-                        return found, (message.headers or {}).get("Status", "")
-                    found.append(message)
-            return found, ""
-
-        return self.run(taken(), "Reading a stream", timeout=request["batch"] * timeout + self.timeout)
 
     def next_sequence(self, stream: str, since: int) -> int | None:
         """The sequence of the first retained message from a sequence on; None if there is none."""

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from strandline.errors import InvalidInput, NotFound, StorageError, StrandlineError, TransientStorageError
 from strandline.kv.nats.connection import NANOSECONDS, NatsConnection
+from strandline.kv.nats.headers import MessageHeaders
 
 _WINDOW_BYTES: Final = 16 << 20
 _HEARTBEAT: Final = 5.0
@@ -30,15 +31,18 @@ class StreamMessage(NamedTuple):
 
     sequence: int
     subject: str
-    headers: Mapping[str, str] | None
+    headers: MessageHeaders | None
     data: bytes
+    raw: Any
+    """The library's message."""
 
 
 class MessageFeed:
-    """The messages of a pull consumer, in order and without a gap; ``TransientStorageError`` if one was lost.
+    """The messages of a pull consumer, in order and without a gap; ``MessagesLost`` if one was lost.
 
     The consumer has no acknowledgements: messages sent into a lost connection are lost. So the consumer sequence of
-    each message is checked, and that in the server's heartbeats.
+    each message is checked, and that in the server's heartbeats. The library has such a consumer, too. It takes a
+    message with a header ``Status`` for an answer of the server, and drops it.
     """
 
     def __init__(self, connection: NatsConnection, stream: str, *, window: int) -> None:
@@ -127,7 +131,7 @@ class MessageFeed:
             number += 1
             if int(tokens[at + 1]) != number:
                 raise self._lost()
-            taken.append(StreamMessage(int(tokens[at]), message.subject, message.headers, message.data))
+            taken.append(StreamMessage(int(tokens[at]), message.subject, message.headers, message.data, message))
         self._count(number)
         return taken
 
@@ -158,8 +162,8 @@ class MessageFeed:
         if status == "400" or self._refusals > _MOST_REFUSALS:
             raise StorageError(f"NATS refuses to deliver {self._stream}: {status} {words}.")
 
-    def _lost(self) -> TransientStorageError:
-        return TransientStorageError(f"Changes of {self._stream} were lost on the way: resume from the applied cursor.")
+    def _lost(self) -> MessagesLost:
+        return MessagesLost(f"Changes of {self._stream} were lost on the way: resume from the applied cursor.")
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -206,5 +210,9 @@ class MessageFeed:
             self._connection.ask(f"CONSUMER.DELETE.{self._stream}.{self._name}", "Closing a watch")
 
 
-class ConsumerLost(TransientStorageError):
+class MessagesLost(TransientStorageError):
+    """Messages were lost on the way: another consumer has to read from there on."""
+
+
+class ConsumerLost(MessagesLost):
     """The consumer is gone: the server was restarted, or the bucket was deleted."""
