@@ -67,7 +67,7 @@ def test_a_restored_log_with_the_same_last_record_is_another_history(tmp_path, k
     with with_another_middle(kind, tmp_path, origin=MemoryLog(), copy=copy) as middle:
         with pytest.raises(Diverged, match=HISTORY):
             INGESTS[run](middle, sl.open(tmp_path / "copy"))  # as stored: an open log has its head in memory
-        assert copy.log.bounds().next == 4
+        assert copy.bounds().next == 4
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_write_ahead_log_knows_the_proof_after_its_files_were_rolled_and_trimm
         sl.ingest(source, copy)
         for number in range(3):
             append(copy, changes(100), writer=8, number=number)
-        copy.trim(copy.log.bounds().next)
+        copy.trim(copy.bounds().next)
     with WalLog.open(place) as copy:
         assert proof_in(copy, source) == SourceProof.at(source.end())
 

@@ -54,7 +54,7 @@ def test_a_stream_that_was_created_again_is_another_history_where_the_ingested_m
     assert sl.ingest(Stream("monday", 0, [b"0", b"1", b"2"]), copy).records == 3
     with pytest.raises(Diverged):
         sl.ingest(Stream("tuesday", first, [b"other"]), copy, skip_trimmed=skip)
-    assert copy.log.bounds().next == 3
+    assert copy.bounds().next == 3
 
 
 def test_a_stream_that_deleted_what_was_ingested_is_continued() -> None:

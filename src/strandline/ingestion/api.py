@@ -73,7 +73,7 @@ def ingest(
     >>> with orders.producer() as producer:
     ...     _ = producer.append_batch(pa.table({"key": [b"a", b"b"], "value": [b"1", b"2"]}))
     >>> copy = open_url("memory://doctest-ingested", create=True)
-    >>> ingest(orders, copy).records, ingest(orders, copy).records, copy.log.bounds()
+    >>> ingest(orders, copy).records, ingest(orders, copy).records, copy.bounds()
     (2, 0, Bounds(first=0, next=2))
     """
     with contextlib.ExitStack() as opened:

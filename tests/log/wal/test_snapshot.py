@@ -61,7 +61,7 @@ class TestCopies:
             assert verify(str(tmp_path / "copy")) == cursor
             held = values(log)
         with opened(tmp_path / "copy", create=False) as copy:
-            assert (copy.log_id, copy.end(), copy.log.bounds()) == (cursor.log_id, cursor, Bounds(0, 15))
+            assert (copy.log_id, copy.end(), copy.bounds()) == (cursor.log_id, cursor, Bounds(0, 15))
             assert values(copy) == held
             assert copy.slots.list() == []
             assert copy.append(records(b"x"), writer=WRITER, number=0).result() == Receipt(9, 2)
