@@ -237,27 +237,13 @@ def expired(
     return gone
 
 
-@dataclass(frozen=True, slots=True)
-class Uncopied:
-    """The records not copied yet: bytes, and when their first batch was listed (microseconds).
+def has_waited(listed: int, linger: float, now: int, watched: float = 0.0) -> bool:
+    """Whether a batch that was listed at a time (microseconds) has waited ``linger`` seconds for its copy.
 
-    ``watched``: for how many seconds the tierer has seen that batch wait, by its monotonic clock.
+    The clock of the log's writer may be ahead: then the seconds count for which the tierer has ``watched`` it wait, by
+    its monotonic clock.
     """
-
-    size: int
-    listed: int | None
-    watched: float = 0.0
-
-
-def is_due(uncopied: Uncopied, *, target: int, linger: float, now: int, everything: bool) -> bool:
-    """Whether to copy a segment now: if it is full, or if its first batch has waited ``linger`` seconds.
-
-    The clock of the log's writer may be ahead: then the time that the tierer has seen it wait counts.
-    """
-    if uncopied.listed is None:
-        return False
-    waited = now - uncopied.listed >= linger * SECOND or uncopied.watched >= linger
-    return everything or uncopied.size >= target or waited
+    return now - listed >= linger * SECOND or watched >= linger
 
 
 def written_time(

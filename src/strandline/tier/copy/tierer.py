@@ -35,7 +35,6 @@ from strandline.tier.copy.copier import Copier
 from strandline.tier.copy.encoding import listed_at
 from strandline.tier.copy.expiry import Expiry
 from strandline.tier.copy.ledger import Ledger
-from strandline.tier.copy.planning import Uncopied
 from strandline.tier.copy.retirement import Retirement
 from strandline.tier.copy.rounds import Compacted, Round, TieringStep, run_rounds
 from strandline.tier.copy.truncation import Truncation
@@ -298,13 +297,13 @@ class Tierer:
         cursor = Cursor(self._log.log_id, start, 0 if last is None else last.terms[-1][0])
         wanted = self._target if self._backlog is None else self._backlog.log_bytes(self._target) * self._backlog.wanted
         spans = self._spans(cursor, wanted)  # Diverged if the record before is of another term
-        uncopied = Uncopied(
-            self._target if len(spans) >= _MOST_SPANS else sum(span.size for span in spans),
-            listed_at(spans[0], self._env.clock.now()) if spans else None,
-            self._watched(cursor.next if spans else None),
+        size = self._target if len(spans) >= _MOST_SPANS else sum(span.size for span in spans)
+        watched, now = self._watched(cursor.next if spans else None), self._env.clock.now()
+        is_due = bool(spans) and (
+            everything
+            or size >= self._target
+            or planning.has_waited(listed_at(spans[0], now), self._linger, now, watched)
         )
-        now = self._env.clock.now()
-        is_due = planning.is_due(uncopied, target=self._target, linger=self._linger, now=now, everything=everything)
         if last is not None and (is_due or position < start or not self._began):
             self._check_follows(slot, last)
             if self._is_covered:
@@ -314,7 +313,7 @@ class Tierer:
             return []
         copied: list[SegmentMetadata] = []
         began = self._env.clock.monotonic()
-        with contextlib.closing(self._stored(slot, spans, uncopied.size, everything=everything)) as stored:
+        with contextlib.closing(self._stored(slot, spans, size, everything=everything)) as stored:
             for segment, facts in stored:
                 # Only now: earlier, the log might have deleted records that were in no segment yet.
                 if self._is_covered:
@@ -338,8 +337,7 @@ class Tierer:
             return
 
         def is_due(listed: int) -> bool:
-            rest, now = Uncopied(0, listed), self._env.clock.now()
-            return planning.is_due(rest, target=self._target, linger=self._linger, now=now, everything=everything)
+            return everything or planning.has_waited(listed, self._linger, self._env.clock.now())
 
         with contextlib.closing(self._backlog.copied(slot, spans, self._target, is_due)) as results:
             for segment, made in results:

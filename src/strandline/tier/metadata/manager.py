@@ -100,14 +100,10 @@ class MetadataManager(Closing):
     ) -> Self:
         """Start a manager: loads its snapshot, if there is a usable one, and follows nothing yet.
 
-        Args:
-            events: the topic of segment events. The caller closes it.
-            snapshot_dir: this node's own folder for snapshots; without one each start replays all events.
-            snapshot_interval: seconds between two snapshots, if events were applied meanwhile.
-            patience: seconds that a write waits until this node has applied it.
-            background: whether threads follow and save. Without them only :meth:`step` and calls that wait do so: for
-                tests, and for single-threaded use.
-            env: The disk of the folder, the clock that times snapshots and waits, and names of temporary folders.
+        The caller closes the topic of the events. ``snapshot_dir`` is this node's own folder for snapshots, one each
+        ``snapshot_interval`` seconds if events were applied meanwhile; without it each start replays all events. Writes
+        wait up to ``patience`` seconds until this node has applied them. Without ``background`` no threads follow and
+        save, only :meth:`step` and calls that wait do: for tests, and for single-threaded use.
         """
         snapshots = None
         if snapshot_dir is not None:
