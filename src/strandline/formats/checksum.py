@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Final
 
 import google_crc32c
 import pyarrow as pa
 
-_POLYNOMIAL: Final = 0x82F63B78
-"""That of CRC32C, with the highest power in the lowest bit."""
-_ONE: Final = 1 << 31
+_ZEROS: Final = bytes(1 << 18)
 
 
 def crc32c(data: bytes | memoryview, value: int = 0) -> int:
@@ -25,32 +22,9 @@ def joined_crc32c(first: int, second: int, size: int) -> int:
     >>> joined_crc32c(crc32c(b"strand"), crc32c(b"line"), 4) == crc32c(b"strandline")
     True
     """
-    # Each byte that follows multiplies the checksum, as a polynomial, by x to the power of 8.
-    place = 0
+    # Checksums are linear: the first one passes as many zeros as there are bytes in the second.
+    passed, zero = first, 0
     while size:
-        first = _product(_power(size & 0xFF, place), first)
-        size, place = size >> 8, place + 8
-    return first ^ second
-
-
-def _product(a: int, b: int) -> int:
-    """The product of two polynomials, modulo that of CRC32C."""
-    found = 0
-    while a:
-        if a & _ONE:
-            found ^= b
-        a = (a << 1) & 0xFFFFFFFF
-        b = (b >> 1) ^ (_POLYNOMIAL if b & 1 else 0)
-    return found
-
-
-@cache
-def _power(digit: int, place: int) -> int:
-    """Eight times ``digit``, shifted by ``place``, as an exponent of x."""
-    found, square = _ONE, _ONE >> 1
-    for _ in range(place + 3):
-        square = _product(square, square)
-    while digit:
-        found = _product(found, square) if digit & 1 else found
-        square, digit = _product(square, square), digit >> 1
-    return found
+        zeros = _ZEROS[:size]
+        passed, zero, size = crc32c(zeros, passed), crc32c(zeros, zero), size - len(zeros)
+    return passed ^ zero ^ second

@@ -47,20 +47,17 @@ def decode_description(
     """
     with damage(where, advice):
         fields = parse_object(data)
-        found = fields["kind"]
-    if other is not None and found == other[0]:
-        raise WrongKind(f"{where} is of {other[1]}.")
-    if found != kind:
-        raise CorruptData(f"{where} describes a {str(found)[:80]!r}, which is {otherwise}.")
-    with damage(where, advice):
-        needs = natural(fields["min_reader"])
-    if needs > newest:
-        raise UnsupportedVersion(
-            f"{where} needs a reader of version {needs}, and this program is of version {newest}: upgrade strandline."
-        )
-    with damage(where, advice):
+        if other is not None and fields["kind"] == other[0]:
+            raise WrongKind(f"{where} is of {other[1]}.")
+        if fields["kind"] != kind:
+            raise CorruptData(f"{where} describes a {str(fields['kind'])[:80]!r}, which is {otherwise}.")
+        if (needs := natural(fields["min_reader"])) > newest:
+            raise UnsupportedVersion(
+                f"{where} needs a reader of version {needs}, and this program is of version {newest}: upgrade "
+                "strandline."
+            )
         check_checksum(fields)
-    return fields
+        return fields
 
 
 def encode_checked(kind: str, version: int, fields: Mapping[str, Any]) -> bytes:

@@ -19,6 +19,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Final
 from uuid import UUID
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -124,18 +125,10 @@ class SegmentFacts:
 
     def encode(self) -> bytes:
         """As JSON."""
-        fields: dict[str, Any] = {
-            "version": VERSION,
-            "log": str(self.log_id),
-            "partition": self.partition,
-            "segment": str(self.segment),
-            "start": self.start,
-            "end": self.end,
-            "terms": self.terms,
-            "max_timestamp": self.max_timestamp,
-        }
-        if self.fingerprint is not None:
-            fields["fingerprint"] = fingerprint_text(self.fingerprint)
+        fields = msgspec.to_builtins(self)
+        fields = {"version": VERSION, "log": fields.pop("log_id"), **fields}
+        if (fingerprint := fields.pop("fingerprint")) is not None:
+            fields["fingerprint"] = fingerprint_text(fingerprint)
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
