@@ -294,7 +294,10 @@ class CommitHandle:
         return is_decided or self._watermark.commits.reached(self._asked) >= self._upto()
 
     def result(self, timeout: Timeout) -> Commit:
-        """Block until the records are durable here, and until the policy is satisfied or the timeout is over."""
+        """Block until the records are durable here, and until the policy is satisfied or the timeout is over.
+
+        ``Fenced`` if the node no longer led when the append was to be acknowledged: the records may be lost then.
+        """
         outcome: CommitOutcome = NotRequired()
         deadline = self._clock.monotonic() + timeout
         is_alone = self._watermark.is_met_alone(self._asked)

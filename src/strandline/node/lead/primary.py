@@ -170,13 +170,7 @@ class PrimaryRole:
         timeout: float = COMMIT_SECONDS,
         expect: int | None = None,
     ) -> Commit:
-        """Append a batch, whole or not at all, and wait for the policy; the commit says if that was reached in time.
-
-        A ``policy`` may only ask for more than the node's own; one that the registered replicas can never satisfy is
-        ``InvalidInput``, and nothing is written. ``append`` is a writer and its number: repeating it is a no-op.
-        ``Fenced`` if this node does not lead, or no longer led when the append was to be acknowledged: the records may
-        be lost then. ``Overloaded`` while replicas lag too far.
-        """
+        """Append as :meth:`submit`, and wait for the policy; the commit says if that was reached in time."""
         return self.submit(records, append=append, policy=policy, expect=expect).result(timeout)
 
     def submit(
@@ -187,7 +181,12 @@ class PrimaryRole:
         policy: CommitPolicy | None = None,
         expect: int | None = None,
     ) -> CommitHandle:
-        """Append without waiting, except for flow control."""
+        """Append a batch, whole or not at all, without waiting, except for flow control.
+
+        A ``policy`` may only ask for more than the node's own; one that the registered replicas can never satisfy is
+        ``InvalidInput``, and nothing is written. ``append`` is a writer and its number: repeating it is a no-op.
+        ``Fenced`` if this node does not lead. ``Overloaded`` while replicas lag too far.
+        """
         self.leadership.check("nothing was written")
         if expect and not self.log.bounds().next:  # the log itself would begin there
             raise ExpectationFailed(f"The log ends at 0, not at {expect}: nothing was written.")
@@ -239,10 +238,7 @@ class PrimaryRole:
 
     @property
     def knows_committed(self) -> bool:
-        """Whether the watermark covers everything that any primary of the log ever acknowledged or showed.
-
-        Until then readers would see less than before.
-        """
+        """Whether the watermark covers everything that was ever shown: until then readers would see less."""
         return self._watermark.is_known
 
     def readable(self) -> ReadableLog:

@@ -35,28 +35,11 @@ from strandline.tier.attachment import COLD_CODEC
 _COLUMNS: Final = RECORD_SCHEMA.names
 
 
-def _open_log(
-    node_folder: NodeFolder,
-    folder: str,
-    *,
-    create: bool = False,
-    background: bool = False,
-    durable: Callable[[int], None] | None = None,
-) -> WalLog:
-    return WalLog.open(
-        folder,
-        create=create,
-        background=background,
-        durable=durable,
-        env=node_folder.env,
-    )
-
-
 def create_log(node_folder: NodeFolder, lease: Lease | None) -> None:
     """Create a new log on a node that has none."""
     _refuse_second(node_folder, lease)
     generation = node_folder.next_generation()
-    _open_log(node_folder, node_folder.data(generation), create=True).close()
+    WalLog.open(node_folder.data(generation), create=True, background=False, env=node_folder.env).close()
     node_folder.remember(generation=generation)
 
 
@@ -73,7 +56,7 @@ def take_over_log(node_folder: NodeFolder, source: str, lease: Lease | None, opt
     _check_cold(folder, options, disk=disk)
     generation = node_folder.next_generation()
     copy = node_folder.data(generation)
-    with _open_log(node_folder, folder) as log:
+    with WalLog.open(folder, create=False, background=False, env=node_folder.env) as log:
         disk.make_folders(copy)
         fill(log, copy)
         write_slots_file(copy, SlotsFile(log.log_id, log.bounds().first, tuple(log.slots.list())), disk=disk)
@@ -151,11 +134,12 @@ class LogCopy:
         self.log = self._open()
 
     def _open(self) -> WalLog:
-        return _open_log(
-            self._node_folder,
+        return WalLog.open(
             self._node_folder.data(self.generation),
+            create=False,
             background=self._background and self._leads,
             durable=None if self._leads else lambda upto: self.on_durable(upto),  # noqa: PLW0108 - of then
+            env=self._node_folder.env,
         )
 
     # --- as a sink ---------------------------------------------------------------------------------------------

@@ -94,11 +94,9 @@ class ReplicaReads:
     def readable(
         self, *, after: Cursor | None = None, max_staleness: float | None = None, timeout: float = 1.0
     ) -> ReadableLog:
-        """The copy up to the commit watermark; no record read here can be lost by a failover.
+        """The copy up to the commit watermark, as :meth:`~strandline.node.api.Replica.reading` gives it.
 
-        ``after`` is the bookmark of a commit: waits until that record is here. ``max_staleness`` waits until this
-        replica is at most this many seconds behind the primary. ``NotReady`` after ``timeout``, and during a bootstrap;
-        ``Diverged`` if the bookmarked record was lost with its primary.
+        ``NotReady`` also during a bootstrap.
         """
         if self._copy() is None:
             raise _no_copy()
