@@ -20,7 +20,7 @@ from strandline.cli.shared.common import (
 )
 from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.logs import log_to_stderr
-from strandline.cli.shared.monitoring import FollowerLag, Metrics
+from strandline.cli.shared.monitoring import Metrics
 from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
 from strandline.compat.v1.log import QueueFormat
 from strandline.errors import InvalidInput
@@ -103,13 +103,12 @@ def ingest(
         work = opened.enter_context(show.meter("ingesting", total=None))
         known = LogSink(into).cursor(copied.log_id) if metrics.metrics is not None else None
         position = None if known is None else known.next
-        lag = FollowerLag(copied, (source, target), position, is_served=metrics.metrics is not None)
-        opened.enter_context(lag.measuring())
+        moved = opened.enter_context(metrics.lag_of(copied, (source, target), position))
         health.ready()
 
         def on_progress(progress: IngestProgress) -> None:
             work.upto(progress.records)
-            lag.moved(progress.next)
+            moved(progress.next)
 
         if pool is not None:
             done = sl.bulk.ingest(

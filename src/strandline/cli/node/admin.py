@@ -48,6 +48,14 @@ def asking(command: Callable[..., None]) -> Callable[..., None]:
     return connecting(run)
 
 
+def node_at(text: str) -> tuple[str, str]:
+    """The name and the address of a node, from NAME=URL."""
+    name, found, url = text.partition("=")
+    if not (name and found and url):
+        raise InvalidInput(f"{text!r} names no node: write NAME=grpc://host:port.")
+    return name, url
+
+
 @asking
 def topology(node: Node) -> None:
     """Show the replicas of a log and the offsets of each, as its primary sees them. Changes nothing.

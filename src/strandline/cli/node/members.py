@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from strandline.cli.node.admin import Node, asking
+from strandline.cli.node.admin import Node, asking, node_at
 from strandline.cli.node.node_state import member_lines
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Yes, confirm, on_interruption
@@ -84,9 +84,7 @@ def add(
 
     Example: strandline node add grpc://10.0.0.1:7450 d=grpc://10.0.0.4:7450
     """
-    name, found, url = new.partition("=")
-    if not (name and found and url):
-        raise InvalidInput(f"{new!r} names no node: write NAME=grpc://host:port.")
+    name, url = node_at(new)
     check_replica_name(name)
     with change.of(node) as begun:
         known = begun.add(name, url, vote=vote)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, get_args, get_type_hints
 
 import typer
 
+from strandline.cli.node.admin import node_at
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import (
     guarded,
@@ -49,9 +50,7 @@ def other_nodes(given: Sequence[str]) -> dict[str, str]:
     """
     nodes = {}
     for text in given:
-        name, found, url = text.partition("=")
-        if not (name and found and url):
-            raise InvalidInput(f"{text!r} names no node: write --node NAME=grpc://host:port.")
+        name, url = node_at(text)
         if name in nodes:
             raise InvalidInput(f"--node names {name!r} twice.")
         nodes[name] = url

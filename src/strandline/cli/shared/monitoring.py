@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -77,48 +77,38 @@ class Metrics:
         with serving(monitoring(health), self.metrics, what="Metrics"):
             yield health
 
-
-@final
-class FollowerLag:
-    """The lag of a command that follows a log, measured by a thread: it is right, too, of a follower that is stuck.
-
-    Nothing is measured unless metrics are served.
-    """
-
-    def __init__(self, log: Any, labels: tuple[str, str], position: int | None, *, is_served: bool) -> None:
-        """Of a follower at this offset, None if it has none yet; the labels are the log and its target."""
-        self._log = log
-        self._labels = labels
-        self._position = position
-        self._is_served = is_served
-        self._stop = threading.Event()
-
-    def moved(self, position: int) -> None:
-        """Everything below an offset is in the target."""
-        self._position = position
-
     @contextlib.contextmanager
-    def measuring(self) -> Iterator[None]:
-        """Measure the lag now, and again every few seconds until the block ends."""
-        if not self._is_served:
-            yield
+    def lag_of(self, log: Any, labels: tuple[str, str], position: int | None) -> Iterator[Callable[[int], None]]:
+        """Measure the lag of a follower now, and again every few seconds until the block ends, if metrics are served.
+
+        A thread measures: the lag is right, too, of a follower that is stuck. The labels are the log and its target;
+        ``position`` is None for a follower that has none yet. The block calls what it is given with each later one.
+        """
+        if self.metrics is None:
+            yield lambda _: None
             return
-        measurer = threading.Thread(target=self._measure, name="strandline-lag", daemon=True)
+        stop = threading.Event()
+
+        def moved(now: int) -> None:
+            nonlocal position
+            position = now
+
+        def measure() -> None:
+            while True:
+                found: tuple[float | None, ...] = (None, None, None)
+                with contextlib.suppress(StrandlineError):
+                    if position is not None:
+                        lag = lag_of(log, position, CLOCK.now())
+                        found = (lag.records, lag.bytes, lag.seconds)
+                for gauge, value in zip(_LAGS, found, strict=True):
+                    gauge.labels(*labels).set(math.nan if value is None else value)
+                if stop.wait(_LAG_EVERY):
+                    return
+
+        measurer = threading.Thread(target=measure, name="strandline-lag", daemon=True)
         measurer.start()
         try:
-            yield
+            yield moved
         finally:
-            self._stop.set()
+            stop.set()
             measurer.join()
-
-    def _measure(self) -> None:
-        while True:
-            found: tuple[float | None, ...] = (None, None, None)
-            with contextlib.suppress(StrandlineError):
-                if self._position is not None:
-                    lag = lag_of(self._log, self._position, CLOCK.now())
-                    found = (lag.records, lag.bytes, lag.seconds)
-            for gauge, value in zip(_LAGS, found, strict=True):
-                gauge.labels(*self._labels).set(math.nan if value is None else value)
-            if self._stop.wait(_LAG_EVERY):
-                return

@@ -16,7 +16,7 @@ from strandline.cli.shared.common import INTERRUPTED, connecting, stop_on_signal
 from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.decoding import named
 from strandline.cli.shared.logs import log_to_stderr
-from strandline.cli.shared.monitoring import FollowerLag, Metrics
+from strandline.cli.shared.monitoring import Metrics
 from strandline.cli.shared.tables import RowOptions, TableUrl, letters_at
 from strandline.errors import NotFound
 from strandline.model.cursor import Start
@@ -118,12 +118,11 @@ def follow(
         sink.meet(log)
         since = sink.cursor(log.log_id)
         first = log.position_of(cast("Start", start)) if since is None else since.next
-        lag = FollowerLag(log, (log.url, sink.where), first, is_served=metrics.metrics is not None)
-        measured.enter_context(lag.measuring())
+        moved = measured.enter_context(metrics.lag_of(log, (log.url, sink.where), first))
 
         def on_progress(cursor: sl.Cursor) -> None:
             work.upto(cursor.next - first)
-            lag.moved(cursor.next)
+            moved(cursor.next)
 
         health.ready()
         done = sl.follow(
