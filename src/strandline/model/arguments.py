@@ -64,15 +64,6 @@ def _either(names: Iterable[str]) -> str:
     return f"{', '.join(some)} or {last}" if some else last
 
 
-def with_article(name: str) -> str:
-    """A noun with its article.
-
-    >>> with_article("ObjectLog"), with_article("UUID")
-    ('an ObjectLog', 'a UUID')
-    """
-    return f"an {name}" if name[0] in "AEIOaeio" else f"a {name}"
-
-
 def whole(least: int = 0, most: int = LARGEST_NUMBER) -> ArgumentKind:
     """Whole numbers within these bounds; no truth values."""
 
@@ -116,8 +107,13 @@ def one_of(*values: object) -> ArgumentKind:
 
 
 def instance(kind: type, name: str = "") -> ArgumentKind:
-    """Instances of a class; a text is no sequence. ``name`` is that of the type in the signature."""
-    description = _DESCRIPTIONS.get(name or kind.__name__) or with_article(kind.__name__)
+    """Instances of a class; a text is no sequence. ``name`` is that of the type in the signature.
+
+    >>> instance(dict).description, instance(OSError).description
+    ('a dict', 'an OSError')
+    """
+    article = "an" if kind.__name__[0] in "AEIOaeio" else "a"
+    description = _DESCRIPTIONS.get(name or kind.__name__) or f"{article} {kind.__name__}"
     if isinstance("", kind):
         return ArgumentKind(lambda value: isinstance(value, kind) and not isinstance(value, str | bytes), description)
     return ArgumentKind(lambda value: isinstance(value, kind), description)

@@ -78,14 +78,17 @@ class ThriftReader:
 
     def list_of(self, kind: int) -> Iterator[None]:
         """Yield once for each item of the next list, whose items must be of this kind; the caller reads them."""
-        head = self._byte()
-        count, found = head >> 4, head & 15
-        if count == _SHORT_LIST:
-            count = self._varint()
+        count, found = self._list_head()
         if found != kind and count:
             raise ValueError(f"a list holds items of type {found} instead of {kind}")
         for _ in range(count):  # each takes at least a byte
             yield
+
+    def _list_head(self) -> tuple[int, int]:
+        """The number of items in the next list, and their kind."""
+        head = self._byte()
+        count = head >> 4
+        return self._varint() if count == _SHORT_LIST else count, head & 15
 
     def _skip_struct(self, depth: int) -> None:
         self.structs += 1
@@ -112,10 +115,7 @@ class ThriftReader:
             raise ValueError(f"a field is of type {kind}, or too deep")
 
     def _skip_list(self, depth: int) -> None:
-        head = self._byte()
-        count, kind = head >> 4, head & 15
-        if count == _SHORT_LIST:
-            count = self._varint()
+        count, kind = self._list_head()
         if kind in (_TRUE, _FALSE):
             self._move(count)
             return

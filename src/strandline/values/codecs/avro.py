@@ -20,7 +20,7 @@ from strandline.values.codecs.registry import open_registry
 from strandline.values.codecs.rows import RowCodec
 from strandline.values.schema.avro_schema import avro_fields, check_writer, missing_default, plain_schema, to_avro
 from strandline.values.schema.json_schema import constraining_keyword
-from strandline.values.schema.schemas import as_schema
+from strandline.values.schema.schemas import as_schema, parsed
 
 _MAGIC: Final = 0
 _HEADER: Final = 5
@@ -151,16 +151,11 @@ def _library() -> Any:
 
 def _avro_of(schema: Any) -> Any:
     """The Avro schema as it is, or one with the columns of another kind of schema."""
-    parsed = schema
-    if isinstance(schema, str | bytes):
-        try:
-            parsed = json.loads(schema)
-        except (ValueError, RecursionError) as error:
-            raise SchemaRefused(f"The text of the schema is not JSON: {error}.") from error
-    if isinstance(parsed, Mapping) and (parsed.get("type") == "record" or "fields" in parsed):
-        avro_fields(parsed)
-        return parsed
-    return to_avro(as_schema(parsed))
+    given = parsed(schema)
+    if isinstance(given, Mapping) and (given.get("type") == "record" or "fields" in given):
+        avro_fields(given)
+        return given
+    return to_avro(as_schema(given))
 
 
 def _reader(library: Any, written: Any, own: Any) -> Callable[[bytes], Any]:

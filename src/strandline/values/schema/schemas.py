@@ -85,8 +85,7 @@ def as_schema(schema: Any) -> pa.Schema:
     >>> as_schema(pa.schema([pa.field("id", pa.int64(), nullable=False)]))
     id: int64
     """
-    if isinstance(schema, str | bytes):
-        schema = _parsed(schema)
+    schema = parsed(schema)
     if isinstance(schema, Mapping):
         if schema.get("type") == "record" or "fields" in schema:
             from strandline.values.schema.avro_schema import avro_fields
@@ -107,9 +106,10 @@ def as_schema(schema: Any) -> pa.Schema:
     )
 
 
-def _parsed(text: str | bytes) -> Any:
+def parsed(schema: Any) -> Any:
+    """A schema as it is given, or what its text holds; ``SchemaRefused`` if that is not JSON."""
     try:
-        return json.loads(text)
+        return json.loads(schema) if isinstance(schema, str | bytes) else schema
     except (ValueError, RecursionError) as error:
         raise SchemaRefused(f"The text of the schema is not JSON: {error}.") from error
 
