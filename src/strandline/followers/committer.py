@@ -31,7 +31,6 @@ def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, 
     at once, so that the start is stored.
     """
     require(log, "followed", *READING, slots=slot is not None)
-    _check_sink(sink)
     if isinstance(sink, LogAwareSink):
         sink.meet(log)
     cursor = _resumed(log, sink, repair=repair)
@@ -47,15 +46,6 @@ def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, 
         with committer.abandoned_on_error():
             committer.settle()
     return committer
-
-
-def _check_sink(sink: object) -> None:
-    missing = [f"{name}()" for name in ("cursor", "apply") if not callable(getattr(sink, name, None))]
-    if missing:
-        raise InvalidInput(
-            f"The sink {type(sink).__name__} cannot follow a log: it has no {' and no '.join(missing)}. Implement "
-            "every method of the protocol Sink."
-        )
 
 
 def _planned(log: Log, cursor: Cursor, *, is_all_wanted: bool) -> Sequence[Span]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, final
+from typing import Final, TypeVar, final
 
 from strandline.errors import Diverged, NotFound
 from strandline.log.contract import Log
@@ -27,6 +27,8 @@ from strandline.tier.copy.segment_files import (
 )
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.manager import MetadataManager
+
+T = TypeVar("T")
 
 _AT_ONCE: Final = 64
 """Segments that one lookup returns: each lookup may cost a request to the event topic."""
@@ -83,13 +85,8 @@ class ColdReader:
 
     def first(self, hot: HotStart) -> int:
         """The first offset in segments, if they reach up to the hot tier; otherwise the start of the hot tier."""
-
-        def look(cache: SegmentCache) -> int:
-            lowest = cache.lowest(self.partition, hot.term)
-            is_below = lowest is not None and lowest < hot.first and self._reaches(cache, hot)
-            return lowest if is_below and lowest is not None else hot.first
-
-        return self.registry.current(self.partition, look)
+        lowest = self._from_history(hot, lambda cache: cache.lowest(self.partition, hot.term))
+        return hot.first if lowest is None else min(lowest, hot.first)
 
     def _reaches(self, cache: SegmentCache, hot: HotStart) -> bool:
         """Whether a segment holds the record before the hot tier, in its term."""
@@ -100,11 +97,13 @@ class ColdReader:
 
     def holding(self, offset: int, hot: HotStart) -> SegmentMetadata | None:
         """The segment to read an offset below the hot tier from; None without one."""
+        return self._from_history(hot, lambda cache: cache.holding(self.partition, offset, hot.term))
 
-        def look(cache: SegmentCache) -> SegmentMetadata | None:
-            return cache.holding(self.partition, offset, hot.term) if self._reaches(cache, hot) else None
-
-        return self.registry.current(self.partition, look)
+    def _from_history(self, hot: HotStart, question: Callable[[SegmentCache], T]) -> T | None:
+        """The answer of the segments, if they are of the log's history."""
+        return self.registry.current(
+            self.partition, lambda cache: question(cache) if self._reaches(cache, hot) else None
+        )
 
     def pieces(self, first: int, following: Iterable[tuple[SegmentMetadata, int]]) -> list[ColdPiece]:
         """The objects to read the offsets from ``first`` on from."""
@@ -279,11 +278,7 @@ class ColdReader:
         return unknown
 
     def _readable(self, hot: HotStart) -> list[SegmentMetadata]:
-        def look(cache: SegmentCache) -> list[SegmentMetadata]:
-            reaches = self._reaches(cache, hot)
-            return cache.readable(self.partition, hot.first, hot.term) if reaches else []
-
-        return self.registry.current(self.partition, look)
+        return self._from_history(hot, lambda cache: cache.readable(self.partition, hot.first, hot.term)) or []
 
 
 def check_term(since: Cursor, term: int) -> None:
