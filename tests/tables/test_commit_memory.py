@@ -228,7 +228,7 @@ def test_files_of_an_append_are_closed_by_bytes_before_all_rows_are_in_memory(
     log: ObjectLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parts_module, "FILE_BYTES", 2 * MIB)
-    monkeypatch.setattr("strandline.tables.files.input_count._CHUNK_ROWS", ROWS)
+    monkeypatch.setattr("strandline.tables.files.part._CHUNK_ROWS", ROWS)
     made, commits = route(log, tmp_path / "table")
     spans, since, upto = everything(log)
     made.store([spans], since, upto)

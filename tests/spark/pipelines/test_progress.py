@@ -16,7 +16,7 @@ from strandline.errors import InvalidInput
 from strandline.log.lag import lag_of
 from strandline.model.cursor import Cursor
 from strandline.spark import follow, listen
-from strandline.spark.pipelines.display import ProgressDisplay
+from strandline.spark.pipelines.display import displayed
 from strandline.spark.pipelines.progress import PipelineProgress
 from tests.spark.helpers import append, delete, move_floor, new_log, numbered, put, until_its_source_starts
 
@@ -103,9 +103,8 @@ def at(records: int, lag: int | None) -> PipelineProgress:
 
 def test_lines_are_shown_where_there_is_no_terminal():
     out = io.StringIO()
-    display = ProgressDisplay("orders → latest", lambda: at(5, None), out)
-    display.start()
-    display.close()
+    with displayed("orders → latest", lambda: at(5, None), out):
+        pass
     assert out.getvalue() == "orders → latest: 5 records in 1 commits, lag unknown\n"
 
 
@@ -119,14 +118,12 @@ def test_a_bar_is_shown_in_a_terminal_and_a_failing_look_ends_nothing(monkeypatc
     monkeypatch.setenv("COLUMNS", "160")
     out = Terminal()
     answers = iter([at(5, 5)])
-    display = ProgressDisplay("orders → latest", lambda: next(answers), out)
-    display.start()
-    display.close()
+    with displayed("orders → latest", lambda: next(answers), out):
+        pass
     assert "━" in out.getvalue()
     assert "5 records behind" in out.getvalue()
-    failing = ProgressDisplay("x", lambda: next(answers), io.StringIO())
-    failing.start()
-    failing.close()
+    with displayed("x", lambda: next(answers), io.StringIO()):
+        pass
 
 
 def test_values_in_a_notebook_are_escaped_and_unknown_ones_say_so():

@@ -27,7 +27,7 @@ from strandline.tables.files.letters import stored_letters
 from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.files.sink import FileTableSink
 from strandline.tables.iceberg.commits import IcebergCommits
-from strandline.tables.maintain.letter_proof import prove_letters
+from strandline.tables.maintain.replay import prove_letters
 from strandline.tables.rows.shape import DeadLetters
 from strandline.tables.sql.postgres_transaction import PostgresTransaction
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction

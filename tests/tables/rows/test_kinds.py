@@ -95,9 +95,8 @@ def test_a_history_has_each_version_with_its_begin_and_end_in_any_cuts(changes, 
     shape = TableShape("history")
     current, closed = shape.schema().empty_table(), []
     for first, piece in pieces(changes, cuts):
-        merged = merge_history(current, table_of(piece, first), RAW, shape.schema())
-        current = merged.current
-        closed.append(merged.closed)
+        current, ended = merge_history(current, table_of(piece, first), RAW, shape.schema())
+        closed.append(ended)
     rows = pa.concat_tables([current, *closed]).to_pylist()
     found = sorted(
         [(row["key"], row["value"], row["valid_from_offset"], row["valid_to_offset"]) for row in rows],
@@ -115,10 +114,10 @@ def test_ended_versions_among_the_current_ones_are_passed_on_as_they_are(changes
     shape = TableShape("history")
     empty = shape.schema().empty_table()
     merged = merge_history(empty, table_of(changes), RAW, shape.schema())
-    mixed = pa.concat_tables([merged.current, merged.closed])
+    mixed = pa.concat_tables(merged)
     again = merge_history(mixed, READ_SCHEMA.empty_table(), RAW, shape.schema())
-    assert again.current.equals(merged.current)
-    assert again.closed.sort_by("valid_from_offset").equals(merged.closed.sort_by("valid_from_offset"))
+    assert again[0].equals(merged[0])
+    assert again[1].sort_by("valid_from_offset").equals(merged[1].sort_by("valid_from_offset"))
 
 
 def huge_changes(keys: list[bytes], offsets: list[int] | None = None) -> pa.Table:
@@ -141,11 +140,11 @@ def test_more_values_than_an_array_can_hold_are_merged():
     changes = huge_changes([b"a", b"b", b"a", b"c", b"d", b"e", b"f", b"g"])
     assert changes.column("value").nbytes > 1 << 31
     shape = TableShape("history")
-    merged = merge_history(shape.schema().empty_table(), changes, RAW, shape.schema())
-    assert (merged.current.num_rows, merged.closed.num_rows) == (7, 1)
-    assert merged.closed.column("valid_to_offset").to_pylist() == [2]
-    again = merge_history(merged.current, table_of([(b"c", Op.DELETE, None)], 8), RAW, shape.schema())
-    assert (again.current.num_rows, again.closed.column("valid_to_offset").to_pylist()) == (6, [8])
+    current, closed = merge_history(shape.schema().empty_table(), changes, RAW, shape.schema())
+    assert (current.num_rows, closed.num_rows) == (7, 1)
+    assert closed.column("valid_to_offset").to_pylist() == [2]
+    current, closed = merge_history(current, table_of([(b"c", Op.DELETE, None)], 8), RAW, shape.schema())
+    assert (current.num_rows, closed.column("valid_to_offset").to_pylist()) == (6, [8])
 
 
 @pytest.mark.slow

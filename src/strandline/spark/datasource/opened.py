@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 from prometheus_client import Counter
 from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
 
 from strandline.errors import CursorExpired, InvalidInput, NotFound, NotReady, StrandlineError
 from strandline.log.contract import Log
@@ -21,13 +22,14 @@ from strandline.log.read.reading import fetch_in_order
 from strandline.model.cursor import Bounds, Cursor, Limit, Span, Start
 from strandline.spark.datasource.decoding import Decoding
 from strandline.spark.datasource.planning import resume_point, trimmed_meanwhile
-from strandline.spark.datasource.shaping import shaped
+from strandline.spark.datasource.shaping import SPARK_SCHEMA, check_schema, shaped
 from strandline.spark.failures import retried
 from strandline.spark.options import NodeAccess, ReadOptions
 
 if TYPE_CHECKING:
     from strandline.log.object.slots import Hold
     from strandline.tier.read.tiered_log import TieredLog
+
 
 _SKIPPED: Final = Counter(
     "strandline_spark_records_skipped",
@@ -231,3 +233,29 @@ def check_reaches(spans: Sequence[Span], end: int, url: str) -> None:
     if not spans or spans[-1].next != end:
         reached = spans[-1].next if spans else "nothing"
         raise NotReady(f"{url} returned offsets up to {reached} instead of {end}; ask again.")
+
+
+R = TypeVar("R")
+
+
+def log_schema(options: ReadOptions) -> StructType:
+    """All columns of a log, or of its decoded values."""
+    if not options.decode:
+        return SPARK_SCHEMA
+    return _asked(options, lambda log: Decoding.of(log, options.bad_rows, options.url).spark_schema())
+
+
+def asked_columns(options: ReadOptions, schema: StructType) -> tuple[pa.Schema, Decoding | None]:
+    """The columns of a query in Arrow, and how they are decoded; ``InvalidInput`` for others than the log's."""
+    if not options.decode:
+        return check_schema(schema, SPARK_SCHEMA), None
+    return _asked(options, lambda log: Decoding.planned(log, options.bad_rows, options.url, schema))
+
+
+def _asked(options: ReadOptions, find: Callable[[Log], R]) -> R:
+    """Open the log, and look up what its value format gives."""
+    opened = OpenedLog(options, pa.schema([]))
+    try:
+        return retried(lambda: find(opened.log))
+    finally:
+        opened.close()

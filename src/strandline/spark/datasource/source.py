@@ -12,9 +12,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidInput
-from strandline.spark.datasource.batch_reader import LogReader
-from strandline.spark.datasource.columns import asked_columns, log_schema
-from strandline.spark.datasource.stream_reader import LogStreamReader
+from strandline.spark.datasource.opened import asked_columns, log_schema
+from strandline.spark.datasource.readers import LogReader, LogStreamReader
 from strandline.spark.datasource.topic import TopicReader, TopicStreamReader, is_topic, partition_options, topic_schema
 from strandline.spark.options import ReadOptions, parse_options
 from strandline.spark.storage_options import refuse_shown_secrets
@@ -25,20 +24,11 @@ class StrandlineDataSource(DataSource):
 
     Reading claims no slot, except for a stream with the option ``slot``.
 
-    ``spark.read.format("strandline").load("s3://bucket/log")`` and the same with ``readStream``. Options:
-    ``startingOffset`` (``earliest``, ``beginning``, ``latest``, an offset or a cursor), ``endingOffset``,
-    ``startingTimestamp`` and ``endingTimestamp`` (when records were listed), ``timestampFrom``, ``timestampBefore`` and
-    ``keyPrefix`` (only such records; batches and row groups without any are skipped), ``slot`` (of a stream),
-    ``maxRecordsPerTrigger``, ``maxBytesPerTrigger``, ``maxBatchesPerTrigger``, ``failOnDataLoss``, ``partitions``,
-    ``hold`` (for how long the records of a batch query are pinned), and ``storage.*`` for the store, secrets among them
-    as ``storage.secret.*``. For nodes ``tokenFile`` (or ``token``), ``caFile``, ``certFile`` and ``keyFile``, for the
-    driver only, and ``readFrom``.
-    ``decode`` = ``true`` gives the value's fields as columns, as a typed log names them, and ``_key``, ``_offset``,
-    ``_timestamp``, ``_op`` and ``_headers``; a value that cannot be decoded fails the query, or with ``badRows`` =
-    ``null`` has null fields, the reason in ``_error`` and its bytes in ``_value``.
-    A narrower ``.schema(...)`` reads less. ``logFormat`` = ``queue-v1`` reads a queue of version 1, whose parts are at
-    ``manifest`` and ``data``; its offsets count batches, and reading acknowledges nothing. ``logFormat`` = ``topic``
-    reads all partitions of a topic, and has a column ``partition`` (``_partition`` beside decoded values).
+    ``spark.read.format("strandline").load("s3://bucket/log")`` and the same with ``readStream``; the page of Spark has
+    all options. ``decode`` = ``true`` gives the value's fields as columns, as a typed log names them. A narrower
+    ``.schema(...)`` reads less. ``logFormat`` = ``queue-v1`` reads a queue of version 1: its offsets count batches, and
+    reading acknowledges nothing. ``logFormat`` = ``topic`` reads all partitions of a topic, and has a column
+    ``partition`` (``_partition`` beside decoded values).
     """
 
     def __init__(self, options: dict[str, str]) -> None:

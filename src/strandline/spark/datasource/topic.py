@@ -6,7 +6,7 @@ Each partition is read by the reader of a log. A stream's offset has that of eac
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -20,10 +20,9 @@ from strandline.errors import InvalidInput
 from strandline.log.topic.logs import partition_address, topic_partitions
 from strandline.model.arguments import shown
 from strandline.model.cursor import Limit
-from strandline.spark.datasource.batch_reader import LogReader
-from strandline.spark.datasource.columns import asked_columns, log_schema
+from strandline.spark.datasource.opened import asked_columns, log_schema
+from strandline.spark.datasource.readers import LogReader, LogStreamReader
 from strandline.spark.datasource.shaping import SPARK_SCHEMA
-from strandline.spark.datasource.stream_reader import LogStreamReader
 from strandline.spark.failures import retried
 from strandline.spark.options import ReadOptions, parse_options
 from strandline.spark.task_payload import SameVersion
@@ -46,17 +45,22 @@ def partition_options(options: Mapping[str, str]) -> list[ReadOptions]:
     ``{"0": 120, "3": "latest"}``.
     """
     given = {name.lower(): value for name, value in options.items() if name.lower() != "logformat"}
-    plain = parse_options({name: text for name, text in given.items() if name not in _POSITIONS})
+    rest = {name: text for name, text in given.items() if name not in _POSITIONS}
+    plain = parse_options(rest)
     if plain.is_node:
         raise InvalidInput("The partitions of a topic are logs in a store or a folder, not on nodes.")
     count = retried(lambda: topic_partitions(plain.url, plain.storage or None))
     positions = {name: _positions(name, given[name], count) for name in _POSITIONS if name in given}
-    found = []
-    for partition in range(count):
-        own = {name: text for name, texts in positions.items() if (text := texts[partition]) is not None}
-        rest = {name: text for name, text in given.items() if name not in _POSITIONS}
-        found.append(parse_options({**rest, **own, "path": partition_address(plain.url, partition)}))
-    return found
+    return [
+        parse_options(
+            {
+                **rest,
+                **{name: text for name, texts in positions.items() if (text := texts[partition]) is not None},
+                "path": partition_address(plain.url, partition),
+            }
+        )
+        for partition in range(count)
+    ]
 
 
 def _positions(name: str, text: str, count: int) -> list[str | None]:
@@ -99,61 +103,47 @@ class TopicTask(InputPartition):
     part: InputPartition
 
 
-@dataclass(frozen=True)
-class _Numbered:
-    """Adds the partition's number to the rows of its log, if that column is requested."""
+class _Partitions(SameVersion):
+    """Reads the logs of all partitions, and adds the partition's number to the rows, if that column is requested."""
 
-    columns: pa.Schema
-    """The requested columns."""
+    def __init__(self, reader: Callable[..., Any], options: Sequence[ReadOptions], schema: StructType) -> None:
+        self._columns: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        self._name = _column(options[0])
+        rest = StructType([field for field in schema if field.name != self._name])
+        inner = rest if rest.fields else StructType([SPARK_SCHEMA["offset"]])  # so that rows can be counted
+        self._logs: list[Any] = [reader(one, *asked_columns(one, inner)) for one in options]
 
-    name: str
-
-    @classmethod
-    def of(cls, schema: StructType, options: ReadOptions) -> _Numbered:
-        return cls(to_arrow_schema(schema, timezone="UTC"), _column(options))
-
-    def inner(self, schema: StructType) -> StructType:
-        """The columns to read from the logs: at least one, so that rows can be counted."""
-        rest = StructType([field for field in schema if field.name != self.name])
-        return rest if rest.fields else StructType([SPARK_SCHEMA["offset"]])
-
-    def added(self, batches: Iterator[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
-        """The asked columns."""
-        for batch in batches:
-            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-            if self.name in self.columns.names:
-                columns[self.name] = pa.repeat(pa.scalar(partition, pa.int32()), batch.num_rows)
-            yield pa.RecordBatch.from_arrays([columns[name] for name in self.columns.names], schema=self.columns)
-
-
-class TopicReader(SameVersion, DataSourceReader):
-    """One batch query over all partitions, each as of planning."""
-
-    def __init__(self, options: Sequence[ReadOptions], schema: StructType) -> None:
-        """Nothing is read yet."""
-        self._numbered = _Numbered.of(schema, options[0])
-        self._logs = [LogReader(one, *asked_columns(one, self._numbered.inner(schema))) for one in options]
-
-    def partitions(self) -> list[InputPartition]:  # Spark requires a list
-        """The plans of all partitions."""
-        return [TopicTask(number, part) for number, log in enumerate(self._logs) for part in log.partitions()]
+    def _tasks(self, plans: Iterable[Sequence[InputPartition]]) -> list[InputPartition]:  # Spark requires a list
+        return [TopicTask(number, part) for number, plan in enumerate(plans) for part in plan]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task, in an executor."""
         if not isinstance(partition, TopicTask):  # Spark's placeholder for "no partitions"
-            return iter(())
-        log = self._logs[partition.partition]
-        return self._numbered.added(log.read(partition.part), partition.partition)
+            return
+        for batch in self._logs[partition.partition].read(partition.part):
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            columns[self._name] = pa.repeat(pa.scalar(partition.partition, pa.int32()), batch.num_rows)
+            yield pa.RecordBatch.from_arrays([columns[name] for name in self._columns.names], schema=self._columns)
 
 
-class TopicStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class TopicReader(_Partitions, DataSourceReader):
+    """One batch query over all partitions, each as of planning."""
+
+    def __init__(self, options: Sequence[ReadOptions], schema: StructType) -> None:
+        """Nothing is read yet."""
+        super().__init__(LogReader, options, schema)
+
+    def partitions(self) -> list[InputPartition]:
+        """The plans of all partitions."""
+        return self._tasks(log.partitions() for log in self._logs)
+
+
+class TopicStreamReader(_Partitions, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query over all partitions. The limits of a trigger are divided among them."""
 
     def __init__(self, options: Sequence[ReadOptions], schema: StructType) -> None:
         """Nothing is read yet."""
-        self._numbered = _Numbered.of(schema, options[0])
-        limits = [replace(one, limit=_share(one, len(options))) for one in options]
-        self._logs = [LogStreamReader(one, *asked_columns(one, self._numbered.inner(schema))) for one in limits]
+        super().__init__(LogStreamReader, [replace(one, limit=_share(one, len(options))) for one in options], schema)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """The start of a query without checkpoint."""
@@ -161,7 +151,8 @@ class TopicStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvai
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """The limit of one partition, which each of them gets back."""
-        return self._logs[0].getDefaultReadLimit()
+        found: ReadLimit = self._logs[0].getDefaultReadLimit()
+        return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix the end of this run in each partition."""
@@ -182,18 +173,7 @@ class TopicStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvai
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """The plan of one micro-batch."""
         ranges = zip(self._logs, self._each(start), self._each(end), strict=True)
-        return [
-            TopicTask(number, part)
-            for number, (log, since, upto) in enumerate(ranges)
-            for part in log.partitions(since, upto)
-        ]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task, in an executor."""
-        if not isinstance(partition, TopicTask):
-            return iter(())
-        log = self._logs[partition.partition]
-        return self._numbered.added(log.read(partition.part), partition.partition)
+        return self._tasks(log.partitions(since, upto) for log, since, upto in ranges)
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Move the query's slots, if it has them."""
@@ -218,8 +198,4 @@ def _offset(each: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
 def _share(options: ReadOptions, count: int) -> Limit:
     """A partition's part of the limits of a trigger, at least one of each."""
     limit = options.limit
-    parts = {
-        name: None if (most := getattr(limit, name)) is None else max(1, most // count)
-        for name in ("records", "bytes", "batches")
-    }
-    return replace(limit, **parts)
+    return Limit(*(most and max(1, most // count) for most in (limit.records, limit.bytes, limit.batches)))

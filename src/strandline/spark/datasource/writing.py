@@ -133,13 +133,21 @@ def _check_time(schema: StructType, name: str, fields: Sequence[str]) -> None:
         )
 
 
-class LogWriter(SameVersion, DataSourceArrowWriter):
-    """One batch job: all of its rows become records of the log, in the order of the partitions, or none of them."""
+class _Writer(SameVersion):
+    """Writes into the log of some options."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         """Opens the log, so that a wrong address or column is refused before any task runs."""
         self._options = options
         self._target = Target.opened(options, schema)
+
+
+class LogWriter(_Writer, DataSourceArrowWriter):
+    """One batch job: all of its rows become records of the log, in the order of the partitions, or none of them."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        """Opens the log, and names the job's writer."""
+        super().__init__(options, schema)
         job = options.job
         if options.number is not None:
             writer = source_writer(f"spark-job:{job}")
@@ -162,16 +170,11 @@ class LogWriter(SameVersion, DataSourceArrowWriter):
         _discarded(self._append, None)
 
 
-class LogStreamWriter(SameVersion, DataSourceStreamArrowWriter):
+class LogStreamWriter(_Writer, DataSourceStreamArrowWriter):
     """One streaming query: the rows of a micro-batch become records of the log once, however often it is repeated.
 
     The log remembers the query's last micro-batch, in the same write that lists its records.
     """
-
-    def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        """Opens the log, so that a wrong address or column is refused before any task runs."""
-        self._options = options
-        self._target = Target.opened(options, schema)
 
     def _append(self, query: str, batch: int) -> StagedAppend:
         writer = source_writer(f"spark-stream:{self._options.writer or query}")

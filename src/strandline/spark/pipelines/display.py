@@ -14,54 +14,43 @@ _BAR_SECONDS: Final = 0.5
 _LINE_SECONDS: Final = 10.0
 
 
-class ProgressDisplay:
-    """Shows a pipeline's progress until it is closed, and then its last state. Its errors never end the pipeline."""
+@contextlib.contextmanager
+def displayed(name: str, progress: Callable[[], PipelineProgress], out: TextIO | None = None) -> Iterator[None]:
+    """Show a pipeline's progress within the block, and then its last state. Its errors never end the pipeline."""
+    closing = threading.Event()
 
-    def __init__(self, name: str, progress: Callable[[], PipelineProgress], out: TextIO | None = None) -> None:
-        """``name`` describes the pipeline; ``out`` is standard error unless given."""
-        self._name = name
-        self._progress = progress
-        self._out = out or sys.stderr
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._show, name="strandline-progress", daemon=True)
-
-    def start(self) -> None:
-        """Begin to show it."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Show the last state, and end."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(_LINE_SECONDS)
-
-    def _show(self) -> None:
-        with self._shower() as (show, every):
+    def run() -> None:
+        with _shower(name, out or sys.stderr) as (show, every):
             while True:
-                is_last = self._closing.wait(every)
+                is_last = closing.wait(every)
                 with contextlib.suppress(Exception):  # the log may be closed, the terminal gone: the table matters
-                    show(self._progress())
+                    show(progress())
                 if is_last:
                     return
 
-    @contextlib.contextmanager
-    def _shower(self) -> Iterator[tuple[Callable[[PipelineProgress], None], float]]:
-        bar = _rich_bar(self._out)
-        if bar is None:
-            yield self._write_line, _LINE_SECONDS
-            return
-        with bar:
-            task = bar.add_task(self._name, total=None, status="")
+    thread = threading.Thread(target=run, name="strandline-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        closing.set()
+        thread.join(_LINE_SECONDS)
 
-            def show(found: PipelineProgress) -> None:
-                total = None if found.lag is None else found.records + found.lag
-                bar.update(task, total=total, completed=found.records, status=found.line())
 
-            yield show, _BAR_SECONDS
+@contextlib.contextmanager
+def _shower(name: str, out: TextIO) -> Iterator[tuple[Callable[[PipelineProgress], object], float]]:
+    bar = _rich_bar(out)
+    if bar is None:
+        yield lambda found: print(f"{name}: {found.line()}", file=out, flush=True), _LINE_SECONDS
+        return
+    with bar:
+        task = bar.add_task(name, total=None, status="")
 
-    def _write_line(self, found: PipelineProgress) -> None:
-        self._out.write(f"{self._name}: {found.line()}\n")
-        self._out.flush()
+        def show(found: PipelineProgress) -> None:
+            total = None if found.lag is None else found.records + found.lag
+            bar.update(task, total=total, completed=found.records, status=found.line())
+
+        yield show, _BAR_SECONDS
 
 
 def _rich_bar(out: TextIO) -> Any:

@@ -25,7 +25,7 @@ from strandline.model.cursor import Cursor, Limit, Start
 from strandline.model.sink import Sink
 from strandline.spark.opening import SharedLog, access_options, opened
 from strandline.spark.options import parse_options
-from strandline.spark.pipelines.display import ProgressDisplay
+from strandline.spark.pipelines.display import displayed
 from strandline.spark.pipelines.progress import OnStep, PipelineProgress, ProgressCounter
 from strandline.spark.pipelines.transform import FrameTransform
 from strandline.spark.pipelines.workers import Place, SparkWorkers
@@ -117,9 +117,8 @@ def follow(
             follower = Follower(
                 engine, source, committer, position, SYSTEM, workers=workers, observer=counter, retries_errors=True
             )
-            following = Following(follower, committer, workers, counter, stack.pop_all())
-            if progress:
-                following.display(pipeline_name(source, sink))
+            shown = pipeline_name(source, sink) if progress else None
+            following = Following(follower, committer, workers, counter, stack.pop_all(), shown)
         following.start()
         return following
 
@@ -184,8 +183,9 @@ class Following:
         workers: SparkWorkers,
         progress: ProgressCounter,
         resources: contextlib.ExitStack,
+        shown: str | None,
     ) -> None:
-        """Use :func:`follow`."""
+        """Use :func:`follow`. ``shown``: the title under which progress is shown; None: it is not."""
         self._follower = follower
         self._committer = committer
         self._workers = workers
@@ -194,18 +194,12 @@ class Following:
         self._stopping = threading.Event()
         self._ended = threading.Event()
         self._failure: BaseException | None = None
-        self._display: ProgressDisplay | None = None
+        self._display = contextlib.nullcontext() if shown is None else displayed(shown, self.progress)
         self._thread = threading.Thread(target=self._run, name="strandline-spark-follow", daemon=True)
 
     def start(self) -> None:
         """Called by :func:`follow`."""
         self._thread.start()
-        if self._display is not None:
-            self._display.start()
-
-    def display(self, name: str) -> None:
-        """Called by :func:`follow`: show a progress bar while it runs."""
-        self._display = ProgressDisplay(name, self.progress)
 
     def __repr__(self) -> str:
         state = "running" if self.active else "ended" if self._failure is None else "failed"
@@ -223,7 +217,7 @@ class Following:
 
     def _run(self) -> None:
         try:
-            with self._resources, self._committer.abandoned_on_error():
+            with self._resources, self._display, self._committer.abandoned_on_error():
                 self._follower.run(self._committer.start, self._stopping)
                 if self._stopping.is_set():
                     self._committer.abandon()  # if nothing was stored, leave nothing behind
@@ -235,8 +229,6 @@ class Following:
                 self._failure = error
         finally:
             self._ended.set()
-            if self._display is not None:
-                self._display.close()
 
     @property
     def active(self) -> bool:

@@ -68,7 +68,7 @@ class DeltaFiles:
             return name
         try:
             # Not through pyarrow: deltalake's own stream takes bytes, and pyarrow hands it buffers.
-            stream = self._handler()._handler.open_output_stream(name, None)  # noqa: SLF001
+            stream = self.handler()._handler.open_output_stream(name, None)  # noqa: SLF001
             with contextlib.closing(stream):
                 for start in range(0, len(data), _PIECE):
                     stream.write(bytes(data[start : start + _PIECE]))
@@ -83,7 +83,7 @@ class DeltaFiles:
         with named_reading(path, self.url):
             if folder is not None:
                 return _rows(f"{folder}/{path}")
-            with self._handler().open_input_file(path) as file:
+            with self.handler().open_input_file(path) as file:
                 return _rows(pa.BufferReader(file.read()))
 
     def refuse_links(self, paths: Iterable[str]) -> None:
@@ -98,7 +98,7 @@ class DeltaFiles:
         from pyarrow.fs import FileSelector, FileType
 
         try:
-            found = self._handler().get_file_info_selector(FileSelector("", recursive=True))
+            found = self.handler().get_file_info_selector(FileSelector("", recursive=True))
         except OSError as error:
             raise TransientStorageError(f"The files of the table {self.url} could not be listed: {error}") from error
         return {one.path for one in found if one.type is FileType.File}
@@ -110,16 +110,17 @@ class DeltaFiles:
             self.disk.remove(f"{folder}/{path}")
             return
         try:
-            self._handler().delete_file(path)
+            self.handler().delete_file(path)
         except FileNotFoundError:
             return
         except OSError as error:
             raise TransientStorageError(f"The data file {path} of the table {self.url} stays: {error}") from error
 
-    def _handler(self) -> Any:
+    def handler(self, place: str | None = None) -> Any:
+        """The library's access to the table's folder, or to another place of the same store."""
         from deltalake.fs import DeltaStorageHandler
 
-        return DeltaStorageHandler(self.url, dict(self.options) or None)
+        return DeltaStorageHandler(place or self.url, dict(self.options) or None)
 
 
 def _rows(source: Any) -> pa.Table:

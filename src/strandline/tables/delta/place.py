@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 from strandline.errors import TransientStorageError, WrongKind
 from strandline.log.folders import (
@@ -128,7 +128,7 @@ def _listed(files: DeltaFiles) -> list[FolderRow]:
     from pyarrow.fs import FileSelector, FileType
 
     try:
-        found = _handler(files, files.url).get_file_info_selector(FileSelector("", allow_not_found=True))
+        found = files.handler().get_file_info_selector(FileSelector("", allow_not_found=True))
     except OSError as error:
         raise _unknown(files.url, error) from error
     return [FolderRow(one.path, one.type is FileType.Directory) for one in found]
@@ -137,18 +137,12 @@ def _listed(files: DeltaFiles) -> list[FolderRow]:
 def _first_bytes(files: DeltaFiles, prefix: str, name: str) -> bytes | None:
     """First bytes of an object, by the table's storage options; None if there is none of that name."""
     try:
-        with _handler(files, prefix).open_input_file(name) as found:
+        with files.handler(prefix).open_input_file(name) as found:
             return bytes(found.read(FIRST_BYTES))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise _unknown(prefix, error) from error
-
-
-def _handler(files: DeltaFiles, prefix: str) -> Any:
-    from deltalake.fs import DeltaStorageHandler
-
-    return DeltaStorageHandler(prefix, dict(files.options) or None)
 
 
 def _unknown(place: str, error: Exception) -> TransientStorageError:

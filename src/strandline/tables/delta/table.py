@@ -27,7 +27,6 @@ from strandline.tables.delta.history import (
     letter_logs,
     parse_commit,
 )
-from strandline.tables.delta.newest import NewestVersion
 from strandline.tables.delta.place import check_place, refuse_file, refuse_linked_log
 from strandline.tables.delta.version import DeltaVersion, deltalake_library
 from strandline.tables.files.data_files import lost_file
@@ -60,7 +59,8 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
         super().__init__(url, address_in_letters(url), shape, name, env)
         self.url = url
         self.files = DeltaFiles(url, store_settings(options), env.disk)
-        self._newest: NewestVersion | None = None
+        self._newest: tuple[DeltaTable, int, bytes] | None = None
+        """The newest version and its commit file: opening a table reads all commits since its last checkpoint."""
 
     @property
     def storage_options(self) -> dict[str, str] | None:
@@ -74,12 +74,27 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
     def open(self) -> DeltaVersion | None:
         """The newest version, on a handle that is remembered while it is the newest."""
         refuse_linked_log(self.files)
-        newest = self._newest
-        if newest is not None and newest.is_current(self.read_commit):
-            return DeltaVersion.of(newest.table, self.files)
-        found = self.open_again()
-        self._newest = None if found is None else NewestVersion.of(found.table, self.read_commit)
+        if self._newest is not None and self._is_current(*self._newest):
+            return DeltaVersion.of(self._newest[0], self.files)
+        found, self._newest = self.open_again(), None
+        if found is not None:
+            with contextlib.suppress(TransientStorageError, CorruptData):
+                commit = self.read_commit(found.number)
+                if commit is not None and parse_commit(found.number, commit, NOBODY).commit_id is not None:
+                    self._newest = found.table, found.number, commit
         return found
+
+    def _is_current(self, table: DeltaTable, number: int, commit: bytes) -> bool:
+        """Whether the table has the same commit at this version, and no later one.
+
+        A commit of this package has a random id. So the same bytes are the same table, also if it was removed and
+        created again.
+        """
+        if table.version() != number:
+            return False  # an operation has moved the handle
+        with contextlib.suppress(TransientStorageError):
+            return self.read_commit(number + 1) is None and self.read_commit(number) == commit
+        return False
 
     def open_again(self) -> DeltaVersion | None:
         """The newest version on a handle of the caller's own."""
@@ -328,11 +343,8 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
 
     def read_commit(self, version: int) -> bytes | None:
         """The commit file of a version; None if there is none."""
-        from deltalake.fs import DeltaStorageHandler
-
         try:
-            files = DeltaStorageHandler(self.url, self.storage_options)
-            return bytes(files.open_input_file(f"_delta_log/{version:020d}.json").read())
+            return bytes(self.files.handler().open_input_file(f"_delta_log/{version:020d}.json").read())
         except FileNotFoundError:
             return None
         except (deltalake_library().exceptions.DeltaError, OSError) as error:

@@ -183,6 +183,30 @@ def files_in(share: HashRange, paths: Iterable[tuple[str, int]]) -> Iterator[Kep
             yield KeptFile(path, size, is_shared=not share.contains(covered))
 
 
+def groups(old: Iterable[KeptFile], share: HashRange) -> Iterator[tuple[HashRange, list[KeptFile]]]:
+    """Disjoint ranges that together are the share, each with its files: a range is as wide as its widest file."""
+    groups: dict[HashRange, list[KeptFile]] = {}
+    for file in sorted(old, key=lambda file: range_of(file.path).depth):
+        covered = range_of(file.path)
+        covered = share if covered.contains(share) else covered
+        home = next((group for group in groups if group.contains(covered)), covered)
+        groups.setdefault(home, []).append(file)
+    for gap in _gaps(sorted(groups, key=lambda group: group.low), share):
+        groups[gap] = []
+    yield from sorted(groups.items())
+
+
+def _gaps(covered: list[HashRange], share: HashRange) -> Iterator[HashRange]:
+    """The widest ranges of the share that overlap none of the covered ones."""
+    if not any(one.overlaps(share) for one in covered):
+        yield share
+        return
+    if any(one.contains(share) for one in covered):
+        return
+    for half in share.halves():
+        yield from _gaps(covered, half)
+
+
 def is_data_file(name: str) -> bool:
     """Whether a file was written by a worker, by its name."""
     return bool(_NAME.fullmatch(name) or _APPENDED.fullmatch(name))

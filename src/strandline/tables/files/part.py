@@ -10,11 +10,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import CorruptData, InvalidInput, SchemaRefused
-from strandline.model.records import Op
+from strandline.model.records import READ_SCHEMA, Op
 from strandline.storage.clock import CHANCE
 from strandline.tables.files.data_files import TableFiles, write_file
-from strandline.tables.files.input_count import InputCount
-from strandline.tables.files.layout import FEW_SHARES, MAX_DEPTH, WHOLE, HashRange, KeptFile, file_name, range_of
+from strandline.tables.files.layout import (
+    FEW_SHARES,
+    MAX_DEPTH,
+    WHOLE,
+    HashRange,
+    KeptFile,
+    file_name,
+    groups,
+    range_of,
+)
 from strandline.tables.rows.bad_records import first_bad, letter_ids, refused
 from strandline.tables.rows.hashing import HASH_BITS, key_hashes
 from strandline.tables.rows.kinds import ColumnNames, KeyRewind, in_offset_order, merge_history, merge_latest
@@ -25,6 +33,72 @@ from strandline.values.schema.evolution import conform_columns, is_wider
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+_CHUNK_ROWS: Final = 65_536
+
+
+@dataclass(slots=True)
+class InputCount:
+    """First and next offset, and number of records, of a worker's input, which is in the order of offsets.
+
+    By it the driver detects missing and duplicate records.
+    """
+
+    first: int = 0
+    next: int = 0
+    records: int = 0
+    taken: int = 0
+    decoded: int = 0
+    """Their bytes in memory."""
+
+    def counted(
+        self, batches: Iterable[pa.RecordBatch], share: HashRange | None, *, by_record_key: bool
+    ) -> Iterator[pa.Table]:
+        """The records that belong to the share, as tables; counts all."""
+        for batch in _chunks(self._checked(batches)):
+            if share is None:
+                self.taken += batch.num_rows
+                yield batch
+                continue
+            mask = share.mask(key_hashes(batch.column("key")))
+            self.taken += int(mask.sum())
+            mine = batch.filter(pa.array(mask)) if by_record_key and share.depth else batch
+            if mine.num_rows:
+                yield mine
+
+    def _checked(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            offsets = batch.column("offset")
+            low, high = offsets[0].as_py(), offsets[-1].as_py()
+            if high < low or (self.records and low < self.next):
+                raise CorruptData(
+                    f"A batch has the offsets {low} to {high} after offset {self.next - 1}: records were duplicated or "
+                    "reordered. Nothing was committed."
+                )
+            if not self.records:
+                self.first = low
+            self.next = high + 1
+            self.records += batch.num_rows
+            self.decoded += batch.nbytes
+            yield batch
+
+
+def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Batches as tables, small ones together: each step on a table costs more than a small batch."""
+    few: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        few.append(batch)
+        size += batch.num_rows
+        if size >= _CHUNK_ROWS:
+            yield pa.Table.from_batches(few, READ_SCHEMA)
+            few, size = [], 0
+    if few:
+        yield pa.Table.from_batches(few, READ_SCHEMA)
+
 
 FILE_ROWS: Final = 1 << 20
 """A file with more rows is split when it is written."""
@@ -206,7 +280,7 @@ class TablePart:
             raise CorruptData(
                 "A row has a key of another worker's share. Nothing was committed: report this as a bug of strandline."
             )
-        for covered, files in _groups(self.old, share):
+        for covered, files in groups(self.old, share):
             mine = changes.filter(pa.array(covered.mask(hashes)))
             if mine.num_rows or any(file.is_shared for file in files):
                 added += self._merged_into(files, covered, mine)
@@ -219,9 +293,9 @@ class TablePart:
         if self.shape.kind == "latest":
             yield from self._split("keys", covered, merge_latest(self._kept(files, covered), changes, names, schema))
             return
-        versions = merge_history(self._kept(files, covered), changes, names, schema)
-        yield from self._split("keys", covered, versions.current)
-        yield from self._split("closed", covered, versions.closed)
+        current, closed = merge_history(self._kept(files, covered), changes, names, schema)
+        yield from self._split("keys", covered, current)
+        yield from self._split("closed", covered, closed)
 
     def _kept(self, files: Sequence[KeptFile], covered: HashRange) -> pa.Table:
         rows = pa.concat_tables([self.schema.empty_table(), *[self._kept_rows(file, covered) for file in files]])
@@ -315,30 +389,6 @@ def _refuse_ambiguous(changes: pa.Table, names: ColumnNames) -> None:
         f"The transform gives several rows of one key for the record at offset {twice}, and a keyed table cannot know "
         "which comes last: give them different keys, or follow into a table of mode 'append'."
     )
-
-
-def _groups(old: Iterable[KeptFile], share: HashRange) -> Iterator[tuple[HashRange, list[KeptFile]]]:
-    """Disjoint ranges that together are the share, each with its files: a range is as wide as its widest file."""
-    groups: dict[HashRange, list[KeptFile]] = {}
-    for file in sorted(old, key=lambda file: range_of(file.path).depth):
-        covered = range_of(file.path)
-        covered = share if covered.contains(share) else covered
-        home = next((group for group in groups if group.contains(covered)), covered)
-        groups.setdefault(home, []).append(file)
-    for gap in _gaps(sorted(groups, key=lambda group: group.low), share):
-        groups[gap] = []
-    yield from sorted(groups.items())
-
-
-def _gaps(covered: list[HashRange], share: HashRange) -> Iterator[HashRange]:
-    """The widest ranges of the share that overlap none of the covered ones."""
-    if not any(one.overlaps(share) for one in covered):
-        yield share
-        return
-    if any(one.contains(share) for one in covered):
-        return
-    for half in share.halves():
-        yield from _gaps(covered, half)
 
 
 def in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -16,8 +16,8 @@ from strandline.storage.env import SYSTEM, Env
 from strandline.tables.files.data_files import write_file
 from strandline.tables.files.part import in_schema
 from strandline.tables.files.sink import FileTableSink
-from strandline.tables.iceberg.columns import iceberg_library, kept_in_iceberg
 from strandline.tables.iceberg.commits import IcebergCommits
+from strandline.tables.iceberg.files import iceberg_library, kept_in_iceberg
 from strandline.tables.iceberg.orphans import remove_orphans
 from strandline.tables.rows.kinds import Mode
 from strandline.tables.rows.logged import Value, shape_of

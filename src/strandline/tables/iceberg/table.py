@@ -36,8 +36,14 @@ from strandline.tables.files.recorded import (
     told_change,
     warn_of_change,
 )
-from strandline.tables.iceberg.columns import arrow_schema, iceberg_library, iceberg_schema, in_iceberg
-from strandline.tables.iceberg.files import IcebergFiles, location_path
+from strandline.tables.iceberg.files import (
+    IcebergFiles,
+    arrow_schema,
+    iceberg_library,
+    iceberg_schema,
+    in_iceberg,
+    location_path,
+)
 from strandline.tables.iceberg.history import (
     LOG_KEY,
     NAME_KEY,

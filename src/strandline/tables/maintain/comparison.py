@@ -16,9 +16,8 @@ from strandline.log.read.span_tasks import records_between, run_located, spans_b
 from strandline.model.cursor import Span
 from strandline.storage.task_pool import TaskPool
 from strandline.tables.files.data_files import TableFiles
-from strandline.tables.files.input_count import InputCount
 from strandline.tables.files.layout import FEW_SHARES, HashRange, range_of, shares
-from strandline.tables.files.part import changes_schema, in_schema, narrowed
+from strandline.tables.files.part import InputCount, changes_schema, in_schema, narrowed
 from strandline.tables.rows.hashing import key_hashes
 from strandline.tables.rows.kinds import in_offset_order, merge_history, merge_latest, taken_rows
 from strandline.tables.rows.shape import TableShape
@@ -39,11 +38,6 @@ class RowDifferences:
     """How many the table has and the log does not give."""
     first: tuple[str, ...] = ()
     """The first differences."""
-
-    @classmethod
-    def of(cls, rows: int, missing: Sequence[str], extra: Sequence[str]) -> RowDifferences:
-        """From the rows that differ, as text."""
-        return cls.counted(rows, (len(missing), missing), (len(extra), extra))
 
     @classmethod
     def counted(cls, rows: int, missing: tuple[int, Sequence[Any]], extra: tuple[int, Sequence[Any]]) -> RowDifferences:
@@ -87,7 +81,7 @@ class ShareTask:
         merged = in_offset_order(changes, self.shape.names) if changes else self.shape.changes_schema().empty_table()
         rows, strays = self._found()
         found = differences(folded(self.shape, merged, self.schema), rows)
-        return found + RowDifferences.of(len(strays), [], strays)
+        return found + RowDifferences.counted(len(strays), (0, ()), (len(strays), strays))
 
     def _shaped(self, records: pa.Table) -> pa.Table:
         rows = self.shape.rows(records).rows
@@ -160,8 +154,7 @@ def folded(shape: TableShape, changes: pa.Table, schema: pa.Schema) -> pa.Table:
     wide = in_schema(narrowed(changes, columns), columns)
     if shape.kind == "latest":
         return merge_latest(schema.empty_table(), wide, shape.names, schema)
-    merged = merge_history(schema.empty_table(), wide, shape.names, schema)
-    return pa.concat_tables([merged.current, merged.closed])
+    return pa.concat_tables(merge_history(schema.empty_table(), wide, shape.names, schema))
 
 
 def differences(expected: pa.Table, found: pa.Table) -> RowDifferences:
@@ -176,7 +169,7 @@ def differences(expected: pa.Table, found: pa.Table) -> RowDifferences:
         return RowDifferences(found.num_rows, 0, 0)
     ours, theirs = (Counter(str(row) for row in table.to_pylist()) for table in (expected, found))
     missing, extra = sorted((ours - theirs).elements()), sorted((theirs - ours).elements())
-    return RowDifferences.of(found.num_rows, missing, extra)
+    return RowDifferences.counted(found.num_rows, (len(missing), missing), (len(extra), extra))
 
 
 def _sorted(rows: pa.Table, by: Sequence[tuple[str, str]]) -> pa.Table:

@@ -201,16 +201,10 @@ class KeyRewind:
         return kept
 
 
-@dataclass(frozen=True, slots=True)
-class MergedHistory:
-    """Versions after a merge: those that are current, and those that ended and never change again."""
-
-    current: pa.Table
-    closed: pa.Table
-
-
-def merge_history(old: pa.Table, changes: pa.Table, names: ColumnNames, schema: pa.Schema) -> MergedHistory:
+def merge_history(old: pa.Table, changes: pa.Table, names: ColumnNames, schema: pa.Schema) -> tuple[pa.Table, pa.Table]:
     """The versions of a history after some changes, in the order of their offsets.
+
+    Those that are current, and those that ended and never change again.
 
     Each put begins a version and ends the one before; a delete ends it. A purge ends it, too: versions that ended
     before are kept, until the table is rebuilt. Ended versions among ``old`` are passed on.
@@ -238,10 +232,8 @@ def merge_history(old: pa.Table, changes: pa.Table, names: ColumnNames, schema: 
     ).set_column(schema.get_field_index(ended), schema.field(ended), firsts.column(names.timestamp).take(at))
     rest = pa.concat_tables([kept_rows(old, pc.invert(ends)), versions])
     is_current = pc.is_null(rest.column(until))
-    return MergedHistory(
-        kept_rows(rest, is_current),
-        pa.concat_tables([kept_rows(rest, pc.invert(is_current)), stopped.cast(schema)]),
-    )
+    closed = pa.concat_tables([kept_rows(rest, pc.invert(is_current)), stopped.cast(schema)])
+    return kept_rows(rest, is_current), closed
 
 
 def _version_column(name: str, names: ColumnNames, changes: pa.Table, following: pa.Array) -> pa.ChunkedArray:

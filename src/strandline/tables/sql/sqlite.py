@@ -41,15 +41,8 @@ _MOST_COLUMNS: Final = 2_000
 class SqliteSink(SqlSink):
     """A table in a SQLite file that follows a log: rows, dead letters and cursor are one transaction.
 
-    ``mode="latest"`` keeps one row per key, the newest by offset; deletes and purges remove it
-    (``mode="marked"``: mark it). ``mode="append"`` keeps every change. ``value`` decodes values into typed columns; new
-    fields add columns. ``key`` and ``tombstones`` are those of :class:`~strandline.tables.delta.sink.DeltaSink`. A
-    record that has no row, such as one that cannot be decoded, is ``BadRecord``, or a row of ``<table>_dead_letters``
-    with ``dead_letters=True``; more than ``max_bad_share`` of a commit's records stop it.
-
-    The cursor is a row of ``strandline_cursors`` in the same file. A follower that another one has replaced is
-    ``Fenced`` and changes nothing; a table that was dropped, re-created or altered is ``Diverged``. Other programs may
-    read, create indexes and add columns that may be null; rows that they change are not noticed.
+    The options, and what other programs may do with the table, are those of
+    :class:`~strandline.tables.sql.postgres.PostgresSink`; the table ``strandline_cursors`` is in the same file.
 
     >>> import tempfile, strandline as sl
     >>> log = sl.open("memory://doctest-sqlite", create=True)
