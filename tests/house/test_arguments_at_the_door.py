@@ -41,6 +41,7 @@ from strandline.spark.options import _KNOWN, parse_options
 from strandline.storage.clock import CHANCE, CLOCK
 from strandline.storage.disk import DISK
 from strandline.storage.objects.urls import open_store
+from strandline.storage.task_pool import ThreadPool
 
 LONG = "\x1b[31m\n" * 1000
 HOSTILE: list[Any] = [
@@ -246,6 +247,7 @@ def examples(place: Place) -> dict[str, Callable[[], Any]]:
         "Sink": sl.followers.MemoryStore,
         "Start": lambda: "retained",
         "Store": sl.followers.MemoryStore,
+        "TaskPool": lambda: ThreadPool(1),
         "UUID": lambda: place.log.log_id,
         "Watcher": kv.MemoryKeyValue,
         "WriterId": uuid.uuid4,

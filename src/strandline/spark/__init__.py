@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from strandline.spark.listener import listen as listen
     from strandline.spark.pipelines.pipeline import Following as Following
     from strandline.spark.pipelines.pipeline import follow as follow
+    from strandline.spark.pipelines.pipeline import rebuild as rebuild
     from strandline.spark.pipelines.progress import PipelineProgress as PipelineProgress
-    from strandline.spark.pipelines.rebuilding import rebuild as rebuild
     from strandline.spark.query_start import start as start
     from strandline.spark.session import local_session as local_session
 

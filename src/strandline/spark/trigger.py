@@ -10,19 +10,8 @@ from typing import Any, Final
 from strandline.errors import InvalidInput
 from strandline.model.arguments import shown
 
-_UNITS: Final = {
-    "millisecond": 0.001,
-    "milliseconds": 0.001,
-    "ms": 0.001,
-    "second": 1.0,
-    "seconds": 1.0,
-    "minute": 60.0,
-    "minutes": 60.0,
-    "hour": 3600.0,
-    "hours": 3600.0,
-    "day": 86400.0,
-    "days": 86400.0,
-}
+_UNITS: Final = {"ms": 0.001, "millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
+"""Seconds of each unit, which may also end with ``s``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +48,7 @@ def parse_trigger(trigger: Mapping[str, Any]) -> Trigger:
 
 def _interval(text: str) -> float:
     words = text.lower().removeprefix("interval").split()
-    numbers, units = words[::2], words[1::2]
+    numbers, units = words[::2], [unit if unit in _UNITS else unit.removesuffix("s") for unit in words[1::2]]
     if words and len(numbers) == len(units) and all(unit in _UNITS for unit in units):
         with contextlib.suppress(ValueError):
             found = sum(float(number) * _UNITS[unit] for number, unit in zip(numbers, units, strict=True))

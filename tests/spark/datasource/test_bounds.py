@@ -18,9 +18,9 @@ from strandline.errors import Fenced, InvalidInput, SlotInvalid
 from strandline.log.object import ObjectLog
 from strandline.spark.datasource.opened import SpanPartition
 from strandline.spark.datasource.planning import encode_offset
+from strandline.spark.datasource.readers import StreamSlot
 from strandline.spark.datasource.shaping import SPARK_SCHEMA
 from strandline.spark.datasource.source import StrandlineDataSource
-from strandline.spark.datasource.stream_slot import StreamSlot
 from strandline.spark.failures import unwrapped
 from strandline.spark.options import parse_options
 from tests.spark.datasource.test_tiered import copy, forget, new_tiered

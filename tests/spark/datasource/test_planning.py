@@ -173,8 +173,8 @@ def test_an_expired_cursor_is_refused_with_what_to_do():
 
 
 def test_an_accepted_loss_goes_on_at_the_first_retained_offset_and_is_counted():
-    admitted = resume_point(Cursor(LOG, 1), LOG, Bounds(5, 9), fail_on_data_loss=False)
-    assert (admitted.cursor.next, admitted.skipped) == (5, 4)
+    cursor, skipped = resume_point(Cursor(LOG, 1), LOG, Bounds(5, 9), fail_on_data_loss=False)
+    assert (cursor.next, skipped) == (5, 4)
 
 
 def test_a_cursor_past_the_end_is_refused_even_if_losses_are_accepted():

@@ -17,7 +17,8 @@ from strandline.errors import CursorExpired, Diverged, InvalidInput, TransientSt
 from strandline.log.object import ObjectLog, open_log
 from strandline.model.cursor import Cursor
 from strandline.spark import failures
-from strandline.spark.datasource.opened import _SKIPPED, OpenedLog
+from strandline.spark.datasource import readers
+from strandline.spark.datasource.opened import _SKIPPED
 from strandline.spark.datasource.planning import decode_offset, encode_offset
 from strandline.spark.datasource.shaping import SPARK_SCHEMA
 from strandline.spark.datasource.source import StrandlineDataSource
@@ -59,17 +60,17 @@ def offsets(reader, partitions: list[InputPartition]) -> list[int]:
 def test_a_stream_at_the_earliest_record_follows_a_trim_before_its_first_batch(log, monkeypatch, slot):
     """Nothing was read yet: the query begins with what is retained."""
     trims = iter((10, 20))
-    located = OpenedLog.located
+    located = readers.cursor_at
 
-    def trimmed(self, position):
-        found = located(self, position)
-        if position == "earliest":
+    def trimmed(position, log_read, bounds):
+        found = located(position, log_read, bounds)
+        if position == "retained":
             for floor in trims:
                 move_floor(log, floor)
                 break
         return found
 
-    monkeypatch.setattr(OpenedLog, "located", trimmed)
+    monkeypatch.setattr(readers, "cursor_at", trimmed)
     query = stream(log, **slot)
     start = query.initialOffset()
     assert query.initialOffset() == start

@@ -106,9 +106,9 @@ def stored(place: Any, log: MemoryLog) -> list[int]:
     """All letters that are stored, also those that are not told."""
     sink = place.sink(value=NARROW, **place.options)
     replay = sink._letter_replay(log)
-    with replay.opened() as table:
-        box = table.letters_now
-        files = [stored_letters(box.files, path, box.columns) for path in table.box.sizes(box)]
+    table = replay.opened()
+    box = table.letters_now
+    files = [stored_letters(box.files, path, box.columns) for path in table.box.sizes(box)]
     return sorted(offset for file in files for offset in file.column("offset").to_pylist())
 
 

@@ -60,7 +60,7 @@ def test_any_number_of_workers_writes_the_same_table(tmp_path, mode, tasks):
 
 @pytest.mark.parametrize("mode", ["latest", "history"])
 def test_files_that_grow_are_split_and_only_those_with_changed_keys_are_written_again(tmp_path, mode, monkeypatch):
-    monkeypatch.setattr("strandline.tables.files.sink.FILE_ROWS", 4)
+    monkeypatch.setattr("strandline.tables.files.part.FILE_ROWS", 4)
     sink = DeltaSink(str(tmp_path / "table"), mode=mode)
     rows = [(b"key-%d" % n, b"1") for n in range(64)]
     sink.apply(changes(0, *rows), since=Cursor(LOG, 0), upto=Cursor(LOG, 64))

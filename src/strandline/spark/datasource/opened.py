@@ -176,8 +176,7 @@ class OpenedLog:
 
     def admit(self, cursor: Cursor, bounds: Bounds) -> tuple[Cursor, int]:
         """Where to begin, and how many records that skips."""
-        admitted = resume_point(cursor, self.log.log_id, bounds, fail_on_data_loss=self.options.fail_on_data_loss)
-        return admitted.cursor, admitted.skipped
+        return resume_point(cursor, self.log.log_id, bounds, fail_on_data_loss=self.options.fail_on_data_loss)
 
 
 def pin(log: Any, position: int, options: ReadOptions, undo: ExitStack) -> None:

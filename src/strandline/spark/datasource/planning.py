@@ -30,16 +30,11 @@ def cursor_at(position: Start, log: LogReading, bounds: Bounds) -> Cursor:
     return position if isinstance(position, Cursor) else Cursor(log.log_id, offset)
 
 
-@dataclass(frozen=True, slots=True)
-class ResumePoint:
-    """Where reading resumes, and how many records it had to skip because they are no longer retained."""
+def resume_point(cursor: Cursor, log_id: UUID, bounds: Bounds, *, fail_on_data_loss: bool) -> tuple[Cursor, int]:
+    """Where a reader at this cursor may resume, and how many records it has to skip: they are no longer retained.
 
-    cursor: Cursor
-    skipped: int = 0
-
-
-def resume_point(cursor: Cursor, log_id: UUID, bounds: Bounds, *, fail_on_data_loss: bool) -> ResumePoint:
-    """Where a reader at this cursor may resume. ``Diverged``; ``CursorExpired`` unless losses are accepted."""
+    ``Diverged``; ``CursorExpired`` unless losses are accepted.
+    """
     try:
         check_cursor(cursor, Cursor(log_id, 0), bounds)
     except CursorExpired as error:
@@ -49,8 +44,8 @@ def resume_point(cursor: Cursor, log_id: UUID, bounds: Bounds, *, fail_on_data_l
                 f"{bounds.first}): rebuild what follows it from a new checkpoint with startingOffset=earliest, or "
                 "accept the loss with failOnDataLoss=false. A slot would have pinned them."
             ) from error
-        return ResumePoint(cursor.at(bounds.first), bounds.first - cursor.next)
-    return ResumePoint(cursor)
+        return cursor.at(bounds.first), bounds.first - cursor.next
+    return cursor, 0
 
 
 def trimmed_meanwhile(first: int, bounds: Bounds, url: str) -> CursorExpired | None:

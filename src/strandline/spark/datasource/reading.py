@@ -140,16 +140,15 @@ def _planned(log: SharedLog, since: Start | None, upto: int | None, options: Rea
     end = bounds.next if upto is None else upto
     if end > bounds.next:
         raise InvalidInput(f"upto is {end}, but {options.url} ends at {bounds.next} now: ask for less.")
-    admitted = resume_point(asked, log.log_id, bounds, fail_on_data_loss=options.fail_on_data_loss)
-    begin = admitted.cursor
+    begin, skipped = resume_point(asked, log.log_id, bounds, fail_on_data_loss=options.fail_on_data_loss)
     if not isinstance(log, TieredLog) or begin.next >= end:
-        return _Plan(asked, admitted.skipped, TierBoundary(begin, (), max(begin.next, end)))
+        return _Plan(asked, skipped, TierBoundary(begin, (), max(begin.next, end)))
     boundary = TierBoundary(begin, tuple(log.pieces(begin.next, end)), end)
     # After the lookup of segments: a record that the hot tier has trimmed by then and that is in none of them was
     # copied since, or expired. A retry finds out, here instead of when the query runs.
     if boundary.cut < end and log.hot.bounds().first > boundary.cut:
         raise NotReady(f"Offset {boundary.cut} of {options.url} moved while a read of it was being planned; ask again.")
-    return _Plan(asked, admitted.skipped, boundary)
+    return _Plan(asked, skipped, boundary)
 
 
 def _check_still_there(boundary: TierBoundary, lost: str | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from pyspark.sql import SparkSession
 
-from strandline.errors import InvalidInput, StrandlineError
+from strandline.errors import InvalidInput, StrandlineError, Unsupported
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
@@ -23,6 +23,7 @@ from strandline.model.addresses import Address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit, Start
 from strandline.model.sink import Sink
+from strandline.spark.executor_pool import executors
 from strandline.spark.opening import SharedLog, access_options, opened
 from strandline.spark.options import parse_options
 from strandline.spark.pipelines.display import displayed
@@ -34,6 +35,8 @@ from strandline.storage.clock import CHANCE
 from strandline.storage.env import SYSTEM
 from strandline.storage.retry import Backoff
 from strandline.tables.files.sink import FileTableSink
+from strandline.tables.maintain.contract import MaintainedTable
+from strandline.tables.maintain.rebuilding import rebuild_table
 from strandline.tier.read.tiered_log import TieredLog
 
 _MAX_BYTES: Final = 256 << 20
@@ -276,3 +279,42 @@ class Following:
         self._thread.join(_STOP_SECONDS)
         if self._thread.is_alive():
             raise TimeoutError(f"A trigger did not end within {_STOP_SECONDS:.0f} seconds of being stopped.")
+
+
+@checked
+def rebuild(
+    spark: Any,
+    log: SharedLog | Address,
+    sink: MaintainedTable,
+    *,
+    transform: Any = None,
+    start: Start | None = None,
+    upto: int | None = None,
+    slot: str | None = None,
+    verify: bool = True,
+    place: Place = "auto",
+    options: Mapping[str, str] | None = None,
+) -> Cursor:
+    """Build all rows of a table again from both tiers of its log, on executors; returns the table's cursor.
+
+    As :func:`strandline.tables.rebuild`: executors write the new rows, and compare them with the log (``verify``), then
+    one commit replaces the old rows, from where the table began, or from ``start`` on, up to ``upto``, or the end of
+    the log now; ``slot`` is that of its follower. Afterwards :func:`~strandline.spark.follow` continues there.
+    Interrupted at any moment it has changed nothing, and can be repeated. ``transform`` is that of
+    :func:`~strandline.spark.follow`, of a table that is followed with one: its rows are not compared, since nothing but
+    Spark can give them, so that it needs ``verify=False``. Delta and Iceberg; a table in a database is ``Unsupported``:
+    ``sl.tables.rebuild`` builds it in one transaction.
+    """
+    given = access_options(log, {name.lower(): value for name, value in (options or {}).items()})
+    with opened(log, given) as source:
+        workers, pool = SparkWorkers(spark, place, reruns=True), None if place == "driver" else executors(spark)
+        if transform is not None and verify:
+            raise Unsupported(
+                "Rows of a transform that Spark runs cannot be compared with the log: rebuild the table without the "
+                "comparison (verify=False)."
+            )
+        if transform is not None:
+            sink, workers = transforming(spark, source, sink, transform, place, reruns=True)
+        return rebuild_table(
+            sink, source, start=start, upto=upto, slot=slot, workers=workers, pool=pool, is_verified=verify
+        )

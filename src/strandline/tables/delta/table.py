@@ -74,15 +74,20 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
     def open(self) -> DeltaVersion | None:
         """The newest version, on a handle that is remembered while it is the newest."""
         refuse_linked_log(self.files)
-        if self._newest is not None and self._is_current(*self._newest):
-            return DeltaVersion.of(self._newest[0], self.files)
-        found, self._newest = self.open_again(), None
-        if found is not None:
-            with contextlib.suppress(TransientStorageError, CorruptData):
-                commit = self.read_commit(found.number)
-                if commit is not None and parse_commit(found.number, commit, NOBODY).commit_id is not None:
-                    self._newest = found.table, found.number, commit
+        newest = self._newest  # another thread may open it, too
+        if newest is not None and self._is_current(*newest):
+            return DeltaVersion.of(newest[0], self.files)
+        found = self.open_again()
+        self._newest = None if found is None else self._remembered(found)
         return found
+
+    def _remembered(self, version: DeltaVersion) -> tuple[DeltaTable, int, bytes] | None:
+        """None if the commit file cannot be read, or does not say whose commit it is."""
+        with contextlib.suppress(TransientStorageError, CorruptData):
+            commit = self.read_commit(version.number)
+            if commit is not None and parse_commit(version.number, commit, NOBODY).commit_id is not None:
+                return version.table, version.number, commit
+        return None
 
     def _is_current(self, table: DeltaTable, number: int, commit: bytes) -> bool:
         """Whether the table has the same commit at this version, and no later one.

@@ -132,7 +132,6 @@ class TablePart:
     """Letters that are stored already."""
     address: str = ""
     """The table, as its dead letters name it."""
-    file_rows: int = FILE_ROWS
     grows: bool = False
     """Whether the table gets columns that self-describing values bring: the work is done again with those."""
     rewind: KeyRewind | None = None
@@ -192,7 +191,7 @@ class TablePart:
             rows += table.num_rows
             count += table.num_rows
             size += table.nbytes
-            if self.share is None and (count >= self.file_rows or size >= FILE_BYTES):
+            if self.share is None and (count >= FILE_ROWS or size >= FILE_BYTES):
                 added += self._appended(taken)
                 taken, count, size = [], 0, 0
         if self.share is None:
@@ -309,7 +308,7 @@ class TablePart:
         if not rows.num_rows:
             return
         if (
-            (rows.num_rows <= self.file_rows and rows.nbytes <= KEYED_BYTES)
+            (rows.num_rows <= FILE_ROWS and rows.nbytes <= KEYED_BYTES)
             or covered.depth >= MAX_DEPTH
             or rows.num_rows == 1
         ):

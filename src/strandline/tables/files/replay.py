@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +18,7 @@ from strandline.tables.files.layout import WHOLE, KeptFile, is_for_later, job_na
 from strandline.tables.files.letters import IsDone, is_of, stored_letters, take_out
 from strandline.tables.files.part import TablePart, in_schema
 from strandline.tables.maintain.contract import no_table
-from strandline.tables.maintain.replay import LetterChanges, OwnLetters, pairs_of
+from strandline.tables.maintain.replay import LetterChanges, pairs_of
 from strandline.tables.rows.kinds import KeyRewind
 from strandline.tables.rows.shape import LETTER_SCHEMA, TableShape
 
@@ -51,12 +50,12 @@ class ReplayedFiles:
         """The columns of the table."""
         return self.version.columns
 
-    def letters(self) -> OwnLetters:
+    def letters(self) -> tuple[pa.Table, int]:
         """The letters that name the table, apart from those of a rebuild that has not committed its rows yet."""
         files = [stored_letters(self.letters_now.files, path, self.letters_now.columns) for path in self._stored()]
         found = pa.concat_tables([LETTER_SCHEMA.empty_table(), *[one.cast(LETTER_SCHEMA) for one in files]])
         mine = found.filter(is_of(found, self.table.address))
-        return OwnLetters(mine, found.num_rows - mine.num_rows)
+        return mine, found.num_rows - mine.num_rows
 
     def _stored(self) -> list[str]:
         return [path for path in self.box.sizes(self.letters_now) if not is_for_later(path, self.job)]
@@ -108,10 +107,9 @@ class ReplayedFiles:
         take_out(self.box, self.letters_now, paths, self.table.address, self.letters_upto, is_done)
 
 
-@contextlib.contextmanager
 def replayed_files(
     followed: FollowedTable[Any], letters_of: LettersOf, shape: TableShape, log_id: UUID
-) -> Iterator[ReplayedFiles | None]:
+) -> ReplayedFiles | None:
     """The table and its letters; None if there are none.
 
     ``NotFound`` without a table, ``Diverged`` if it is not the one of the log, ``InvalidInput`` if the letters are of
@@ -124,8 +122,7 @@ def replayed_files(
     followed.refuse_lost_transform(version)
     version = replace(version, found=followed.last_commit(version, log_id))
     if stored is None or version.at is None:
-        yield None
-        return
+        return None
     box = letters_of(version.id)
     upto = box.letters_upto(stored, log_id)
     box.check_removal(stored)
@@ -137,4 +134,4 @@ def replayed_files(
         )
     # Without a cursor these letters are of an earlier table at this place.
     start, at = followed.start_of(version), version.at
-    yield ReplayedFiles(shape, followed, version, box, stored, upto or Cursor(log_id, at.next), start, at)
+    return ReplayedFiles(shape, followed, version, box, stored, upto or Cursor(log_id, at.next), start, at)

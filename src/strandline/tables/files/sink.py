@@ -6,7 +6,6 @@ import contextlib
 import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Self
@@ -26,7 +25,7 @@ from strandline.tables.claim import TableClaim
 from strandline.tables.files.followed import FollowedTable, LettersOf, OwnCommit, TableVersion
 from strandline.tables.files.layout import files_in, shares_of
 from strandline.tables.files.letters import LetterBox
-from strandline.tables.files.part import FILE_ROWS, TablePart, in_schema
+from strandline.tables.files.part import TablePart, in_schema
 from strandline.tables.files.recorded import MODE_KEY, told_move
 from strandline.tables.files.replay import ReplayedFiles, replayed_files
 from strandline.tables.files.transaction import FileTransaction
@@ -173,7 +172,6 @@ class FileTableSink(MaintainedTable):
             dead=None if letters is None else letters.version.files,
             known_letters=None if letters is None else letters.known(self._followed.address, floor),
             address=self._followed.address,
-            file_rows=FILE_ROWS,
         )
         if not self._shape.is_keyed:
             yield from [part] * max(1, tasks)
@@ -360,9 +358,9 @@ class FileTableSink(MaintainedTable):
         opened = self._replayed(at.log_id)
         if opened is None:
             return
-        with opened() as found:
-            offsets = [] if found is None else found.letters().rows.column("offset").to_pylist()
-            count = 0 if found is None else sum(found.start <= offset < at.next for offset in offsets)
+        found = opened()
+        offsets = [] if found is None else found.letters()[0].column("offset").to_pylist()
+        count = 0 if found is None else sum(found.start <= offset < at.next for offset in offsets)
         if count:
             raise Unsupported(
                 f"The table {self.where} has dead letters of log {at.log_id} ({count}), and could not replay them from "
@@ -382,7 +380,7 @@ class FileTableSink(MaintainedTable):
         except StrandlineError as error:
             _LOGGER.warning("Dead letters of %s stay, though a rebuild has replaced them: %s", self.where, error)
 
-    def _replayed(self, log_id: UUID) -> Callable[[], AbstractContextManager[ReplayedFiles | None]] | None:
+    def _replayed(self, log_id: UUID) -> Callable[[], ReplayedFiles | None] | None:
         """The table and its letters, for a replay; None if the sink has no place for letters."""
         if self._letters is None:
             return None

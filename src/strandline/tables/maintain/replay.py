@@ -9,7 +9,6 @@ otherwise the table would hold it twice, and nothing is written. Table and lette
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
@@ -50,15 +49,6 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnLetters:
-    """The letters of a table, which may share their place with those of others."""
-
-    rows: pa.Table
-    """With the columns of a record."""
-    of_others: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class LetterChanges:
     """Changes of a table by a replay."""
 
@@ -86,8 +76,8 @@ class ReplayedTable(Protocol):
     def columns(self) -> pa.Schema:
         """Its columns."""
 
-    def letters(self) -> OwnLetters:
-        """Its letters."""
+    def letters(self) -> tuple[pa.Table, int]:
+        """Its letters, with the columns of a record; and how many are of other tables at the same place."""
 
     def pairs(self, offset: str, key: str | None, since: int) -> Iterable[pa.Table]:
         """Offset and key of its rows from an offset on (:data:`PAIRS`); ``offset`` and ``key`` name the columns.
@@ -107,7 +97,7 @@ class LetterReplay:
     """
 
     where: str
-    opened: Callable[[], AbstractContextManager[ReplayedTable | None]]
+    opened: Callable[[], ReplayedTable | None]
     shape: TableShape
     shaped: Callable[[pa.Table], ShapedRows]
     log: Log = field(repr=False)
@@ -123,11 +113,11 @@ class LetterReplay:
     def stored(self) -> pa.Table:
         """The letters of the offsets that the table holds, each once, in the order of their offsets."""
         nothing = BAD_SCHEMA.empty_table()
-        return repeated(self.where, self.opened, lambda table: self._held(table, table.letters().rows), nothing)
+        return repeated(self.where, self.opened, lambda table: self._held(table, table.letters()[0]), nothing)
 
     def _replayed(self, table: ReplayedTable) -> Replayed:
-        own = table.letters()
-        found, expired, first = self._held(table, own.rows), 0, self.log.bounds().first
+        own, of_others = table.letters()
+        found, expired, first = self._held(table, own), 0, self.log.bounds().first
         prove_letters(self.log, table.cursor, found, first, self.where)
         if self.shape.is_keyed:
             is_kept = pc.greater_equal(found.column("offset"), first)
@@ -142,7 +132,7 @@ class LetterReplay:
             changes = (self._since if self.shape.is_keyed else self._missing)(table, shaped.rows)
         if len(done):
             table.apply(changes, done)
-        return Replayed(len(done), len(unreadable), expired, first_bad(bad), own.of_others)
+        return Replayed(len(done), len(unreadable), expired, first_bad(bad), of_others)
 
     @staticmethod
     def _held(table: ReplayedTable, letters: pa.Table) -> pa.Table:
@@ -203,14 +193,12 @@ class LetterReplay:
                     )
 
 
-def repeated(
-    where: str, opened: Callable[[], AbstractContextManager[T | None]], job: Callable[[T], R], nothing: R
-) -> R:
+def repeated(where: str, opened: Callable[[], T | None], job: Callable[[T], R], nothing: R) -> R:
     """What a job does on a table and its letters, again if another job committed meanwhile."""
     for _ in range(_ATTEMPTS):
         try:
-            with opened() as table:
-                return nothing if table is None else job(table)
+            table = opened()
+            return nothing if table is None else job(table)
         except Conflict:
             continue
     raise Contended(

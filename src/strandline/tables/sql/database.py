@@ -103,6 +103,15 @@ class SqlTransaction(ABC):
     def insert_letters(self, letters: pa.Table) -> None:
         """Add dead letters to their table (:data:`~strandline.tables.sql.columns.STORED_LETTERS`)."""
 
+    @staticmethod
+    def insertion(into: str, names: Sequence[str], source: str, key: str | None) -> str:
+        """The statement that adds rows of a source to a table, in place of those with the same key if there is one."""
+        columns, conflict = [quoted(name) for name in names], ""
+        if key is not None:
+            sets = ", ".join(f"{name} = excluded.{name}" for name in columns if name != quoted(key))
+            conflict = f" ON CONFLICT ({quoted(key)}) DO UPDATE SET {sets}"
+        return f"INSERT INTO {into} ({', '.join(columns)}) {source}{conflict}"
+
     def has_letters(self) -> bool:
         """Whether there is a table of its dead letters."""
         return bool(self.seen_columns(self.named(DEAD_LETTERS)))

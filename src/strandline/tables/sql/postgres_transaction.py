@@ -119,15 +119,8 @@ class PostgresTransaction(SqlTransaction):
             )
 
     def _inserted(self, staged: str, into: str, schema: pa.Schema, key: str | None, *, is_plain: bool = False) -> None:
-        columns = ", ".join(quoted(name) for name in schema.names)
         values = ", ".join(f"{quoted(field.name)}{server_cast(field, is_plain=is_plain)}" for field in schema)
-        conflict = ""
-        if key is not None:
-            others = [quoted(name) for name in schema.names if name != key]
-            conflict = f" ON CONFLICT ({quoted(key)}) DO UPDATE SET " + ", ".join(
-                f"{name} = excluded.{name}" for name in others
-            )
-        self.run(f"INSERT INTO {into} ({columns}) SELECT {values} FROM {staged}{conflict}")  # noqa: S608
+        self.run(self.insertion(into, schema.names, f"SELECT {values} FROM {staged}", key))  # noqa: S608
 
     def insert_letters(self, letters: pa.Table) -> None:
         """Add dead letters to their table."""

@@ -42,8 +42,7 @@ from strandline.tables.rows.shape import TableShape, refuse_lost_transform
 from strandline.tables.sql.changes import ChangePlanner, TableChanges
 from strandline.tables.sql.database import Database, SqlTransaction
 from strandline.tables.sql.expected import ExpectedRows, record_ranges
-from strandline.tables.sql.rebuilding import SqlRebuild
-from strandline.tables.sql.replay import replayed_sql
+from strandline.tables.sql.rewriting import SqlRebuild, replayed_sql
 from strandline.tables.sql.state import CursorRow, Expected, SeenTable
 from strandline.tables.work import Rebuild
 

@@ -128,13 +128,8 @@ class SqliteTransaction(SqlTransaction):
             self.connection.executemany(statement, [row[:3] for row in zip(*marks, strict=True) if row[3] is is_purged])
 
     def _inserted(self, named: str, rows: pa.Table, key: str | None) -> None:
-        names = [quoted(name) for name in rows.column_names]
-        conflict = ""
-        if key is not None:
-            sets = ", ".join(f"{name} = excluded.{name}" for name in names if name != quoted(key))
-            conflict = f" ON CONFLICT ({quoted(key)}) DO UPDATE SET {sets}"
-        places = ", ".join("?" for _ in names)
-        statement = f"INSERT INTO {named} ({', '.join(names)}) VALUES ({places}){conflict}"  # noqa: S608
+        places = ", ".join("?" for _ in rows.column_names)
+        statement = self.insertion(named, rows.column_names, f"VALUES ({places})", key)
         for batch in rows.to_batches():
             columns = [_bound(pa.chunked_array([column])) for column in batch.columns]
             self.connection.executemany(statement, zip(*columns, strict=True))
