@@ -70,7 +70,7 @@ def quick_session(name: str, *, cores: int = 2, memory: str = "2g") -> SparkSess
         "spark.python.authenticate.socketTimeout": f"{_PATIENCE}s",
     }
     with quick_processes():
-        return local_session(name, cores=cores, memory=memory, short_lived=True, log_level="OFF", **conf)
+        return local_session(name, cores=cores, memory=memory, short_lived=True, **{"spark.log.level": "OFF", **conf})
 
 
 def put(key: bytes | None, value: bytes | None) -> Change:

@@ -29,16 +29,14 @@ def local_session(
     cores: int = 2,
     memory: str = "2g",
     short_lived: bool = False,
-    archive: bool = True,
-    log_level: str = "ERROR",
     env: Env = SYSTEM,
     **conf: str,
 ) -> SparkSession:
     """A session that runs in this machine's memory and listens only on the loopback address.
 
-    ``short_lived`` trades peak speed for a quicker start: for tests and demos. ``archive`` stores the JVM's loaded
-    classes in the user's cache folder, which halves the start-up of later sessions; if that folder cannot be written,
-    sessions just start more slowly. Further settings are Spark's own, with their dots:
+    ``short_lived`` trades peak speed for a quicker start: for tests and demos. The JVM's loaded classes are stored in
+    the user's cache folder, which halves the start-up of later sessions; if that folder cannot be written, sessions
+    just start more slowly. Further settings are Spark's own, with their dots:
     ``**{"spark.sql.shuffle.partitions": "8"}``; they take precedence.
 
     ``MissingExtra`` if there is no Java. An active session is returned unchanged.
@@ -50,9 +48,7 @@ def local_session(
     # Workers are started by name; by default they would run the system's Python, without this package.
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    java_options = [_QUIET, *([_QUICK] if short_lived else [])]
-    if archive:
-        java_options.append(_archive_options(java, env.disk))
+    java_options = [_QUIET, _QUICK if short_lived else "", _archive_options(java, env.disk)]
     settings = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -61,7 +57,6 @@ def local_session(
         "spark.driver.extraJavaOptions": " ".join(option for option in java_options if option),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "" if log_level == "ERROR" else log_level,
         "spark.sql.shuffle.partitions": str(cores),
         # 25 % more throughput between the JVM and its Python workers than by TCP in steps of 64 KiB.
         "spark.python.unix.domain.socket.enabled": "true",

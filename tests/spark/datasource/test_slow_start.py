@@ -33,7 +33,7 @@ import json, sys
 import strandline as sl
 
 url, folder = sys.argv[1:]
-spark = sl.spark.local_session(short_lived=True, log_level="OFF")
+spark = sl.spark.local_session(short_lived=True, **{"spark.log.level": "OFF"})
 frame = spark.read.format("strandline").load(url)
 found = {"read": frame.count()}
 frame.select("key", "value").write.format("strandline").mode("append").option("create", "true").save(f"file://{folder}/written")

@@ -29,8 +29,6 @@ EVERY_VERSIONS: Final = 100
 """A follower looks for orphans when the table reaches a multiple of this version, so that short runs do, too."""
 _EVERY_SECONDS: Final = 86_400.0
 """It does so once a day, and not more often."""
-_MOST_COMMITS: Final = 1_000
-"""Commits that are read each time; the others are next."""
 _LOGGER: Final = logging.getLogger(__name__)
 
 
@@ -44,8 +42,6 @@ class OrphanSweeper:
         self._clock = env.clock
         self._begun = env.clock.monotonic()
         self._last: float | None = None
-        self._checked = 0
-        """Versions below were looked at."""
         self.thread: threading.Thread | None = None
         """The last one."""
 
@@ -87,12 +83,10 @@ class OrphanSweeper:
             version = None if "/" in path else version_in(path)
             if version is not None and version <= table.version():
                 by_version.setdefault(version, []).append(path)
-        later = sorted(version for version in by_version if version >= self._checked)
-        for version in later[:_MOST_COMMITS]:
+        for version, paths in by_version.items():
             named = self._named(version)
             if named is not None:  # otherwise it is unknown: only VACUUM removes those
-                yield from (path for path in by_version[version] if unquote(path) not in named)
-        self._checked = later[_MOST_COMMITS] if len(later) > _MOST_COMMITS else 0
+                yield from (path for path in paths if unquote(path) not in named)
 
     def _named(self, version: int) -> set[str] | None:
         """The data files of a commit; None if its file is gone or damaged."""

@@ -51,7 +51,7 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
     def __init__(
         self,
         url: str,
-        shape: TableShape | DeadLetters,
+        shape: TableShape,
         name: str,
         options: Mapping[str, str],
         env: Env,

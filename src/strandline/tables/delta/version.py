@@ -19,7 +19,7 @@ from strandline.tables.files.followed import REMEDY, TableVersion
 from strandline.tables.files.layout import job_name
 from strandline.tables.files.paths import is_inside, outside
 from strandline.tables.files.recorded import MODE_KEY, check_recorded
-from strandline.tables.rows.shape import DeadLetters, TableShape
+from strandline.tables.rows.shape import TableShape
 from strandline.values.schema.evolution import Evolution
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class DeltaVersion(TableVersion):
                 "vectors with REORG TABLE … APPLY (PURGE), or build the table again."
             )
 
-    def check_shape(self, shape: TableShape | DeadLetters, *, is_rebuilt: bool = False) -> None:
+    def check_shape(self, shape: TableShape, *, is_rebuilt: bool = False) -> None:
         """``InvalidInput``, ``Diverged`` or ``SchemaRefused`` if the table does not keep what its follower writes.
 
         ``is_rebuilt``: all rows are written again.
@@ -138,12 +138,12 @@ class DeltaVersion(TableVersion):
                 "into another table."
             )
 
-    def needed_change(self, shape: TableShape | DeadLetters, *, is_rebuilt: bool = False) -> Evolution | None:
+    def needed_change(self, shape: TableShape, *, is_rebuilt: bool = False) -> Evolution | None:
         """The change that a typed table's columns need; None for a table without a codec, whose columns never change.
 
         ``SchemaRefused`` if the values no longer fit into the table.
         """
-        if isinstance(shape, DeadLetters) or not shape.is_typed:
+        if not shape.is_typed:
             return None
         # Both as Delta has them: it knows fewer types than Arrow.
         wanted = pa.schema(deltalake_library().Schema.from_arrow(shape.schema()).to_arrow())

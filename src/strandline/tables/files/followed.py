@@ -17,7 +17,7 @@ from strandline.storage.env import Env
 from strandline.tables.files.data_files import TableFiles
 from strandline.tables.files.layout import job_name
 from strandline.tables.files.recorded import TRANSFORM_KEY
-from strandline.tables.rows.shape import DeadLetters, TableShape, refuse_lost_transform
+from strandline.tables.rows.shape import TableShape, refuse_lost_transform
 from strandline.tables.written import DataFile
 
 REMEDY: Final = (
@@ -89,7 +89,7 @@ class FollowedTable(ABC, Generic[V]):
     A version is opened, and committed to at most once: ``Conflict`` if another commit was first.
     """
 
-    def __init__(self, where: str, address: str, shape: TableShape | DeadLetters, name: str, env: Env) -> None:
+    def __init__(self, where: str, address: str, shape: TableShape, name: str, env: Env) -> None:
         self.where = where
         """The table, in messages."""
         self.address = address
@@ -267,8 +267,7 @@ class FollowedTable(ABC, Generic[V]):
 
     def refuse_lost_transform(self, version: V) -> None:
         """``InvalidInput`` if the rows come from a transform, and the sink has none."""
-        if isinstance(self.shape, TableShape):
-            refuse_lost_transform(self.shape, self.where, is_transformed=version.is_transformed)
+        refuse_lost_transform(self.shape, self.where, is_transformed=version.is_transformed)
 
     def replaced(self) -> Diverged:
         """The error for another table at the place of the one that is followed."""

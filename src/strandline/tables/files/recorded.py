@@ -8,7 +8,7 @@ from typing import Final
 
 from strandline.errors import InvalidInput
 from strandline.model.cursor import Cursor
-from strandline.tables.rows.shape import DeadLetters, TableShape, refuse_another_shape
+from strandline.tables.rows.shape import TableShape
 from strandline.values.schema.evolution import Evolution
 
 CURSOR_KEY: Final = "strandline.cursor"
@@ -29,20 +29,25 @@ TRANSFORM_KEY: Final = "strandline.transform"
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-def properties_at(since: Cursor, shape: TableShape | DeadLetters) -> dict[str, str]:
+def properties_at(since: Cursor, shape: TableShape) -> dict[str, str]:
     """The properties of a table that is created at a cursor. The log is under a key of each format."""
     found = {MODE_KEY: shape.kind, SHAPE_KEY: shape.recorded(), START_KEY: str(since.next)}
-    if isinstance(shape, TableShape) and shape.transform is not None:
+    if shape.transform is not None:
         found[TRANSFORM_KEY] = "true"
     return found
 
 
-def check_recorded(properties: Mapping[str, str], shape: TableShape | DeadLetters, where: str) -> None:
+def check_recorded(properties: Mapping[str, str], shape: TableShape, where: str) -> None:
     """``InvalidInput`` if the table was made with another mode or shape."""
     mode = properties.get(MODE_KEY)
     if mode != shape.kind:
         raise InvalidInput(f"The table {where} was made with mode {mode!r}: open it with that.")
-    refuse_another_shape(properties.get(SHAPE_KEY), shape, where)
+    recorded = properties.get(SHAPE_KEY, shape.recorded())
+    if recorded != shape.recorded():  # rows would be doubled
+        raise InvalidInput(
+            f"The table {where} was made with {recorded}, and is opened with {shape.recorded()}: open it as it was "
+            "made, or build a new one."
+        )
 
 
 CHANGE_KEY: Final = "strandline.change"

@@ -109,7 +109,7 @@ class IcebergVersion(TableVersion):
 class FollowedIceberg(FollowedTable[IcebergVersion]):
     """An Iceberg table as its follower sees it: which snapshot has which cursor, and whether it is in effect."""
 
-    def __init__(self, catalog: Catalog, identifier: str, shape: TableShape | DeadLetters, name: str, env: Env) -> None:
+    def __init__(self, catalog: Catalog, identifier: str, shape: TableShape, name: str, env: Env) -> None:
         super().__init__(identifier, identifier, shape, name, env)
         self._catalog = catalog
 
@@ -228,7 +228,7 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
 
     def evolved(self, version: IcebergVersion, *, is_rebuilt: bool = False) -> IcebergVersion:
         """The version with new and wider columns, which become part of the commit."""
-        if version.is_new or isinstance(self.shape, DeadLetters) or not self.shape.is_typed:
+        if version.is_new or not self.shape.is_typed:
             return version
         change = self.shape.evolution(version.columns, in_iceberg(self.shape.schema()), is_rebuilt=is_rebuilt)
         if not change:

@@ -40,40 +40,23 @@ _LARGE_ROW: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class ColumnNames:
-    """Names of the columns that describe a change; typed tables put an underscore before each."""
+    """Names of the columns that describe a change."""
 
-    prefix: str = ""
+    key: str
+    """The key, which identifies a row."""
+    offset: str
+    timestamp: str
+    op: str
+    deleted: str
+    """Whether the row was deleted, in a table with soft deletes."""
+    valid: tuple[str, str, str, str]
+    """In a history: offset and time at which a version began, and at which it ended (null: it is current)."""
 
-    @property
-    def key(self) -> str:
-        """The key, which identifies a row."""
-        return f"{self.prefix}key"
-
-    @property
-    def offset(self) -> str:
-        """The offset of the change."""
-        return f"{self.prefix}offset"
-
-    @property
-    def timestamp(self) -> str:
-        """The timestamp of the change."""
-        return f"{self.prefix}timestamp"
-
-    @property
-    def op(self) -> str:
-        """The operation of the change."""
-        return f"{self.prefix}op"
-
-    @property
-    def deleted(self) -> str:
-        """Whether the row was deleted, in a table with soft deletes."""
-        return f"{self.prefix}deleted"
-
-    @property
-    def valid(self) -> tuple[str, str, str, str]:
-        """In a history: offset and time at which a version began, and at which it ended (null: it is current)."""
-        p = self.prefix
-        return f"{p}valid_from_offset", f"{p}valid_from", f"{p}valid_to_offset", f"{p}valid_to"
+    @classmethod
+    def behind(cls, p: str) -> ColumnNames:
+        """The names behind a prefix."""
+        valid = (f"{p}valid_from_offset", f"{p}valid_from", f"{p}valid_to_offset", f"{p}valid_to")
+        return cls(f"{p}key", f"{p}offset", f"{p}timestamp", f"{p}op", f"{p}deleted", valid)
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -81,8 +64,10 @@ class ColumnNames:
         return self.key, self.offset, self.timestamp, self.op
 
 
-RAW: Final = ColumnNames()
-TYPED: Final = ColumnNames("_")
+TYPED_PREFIX: Final = "_"
+"""Before the names in a table whose columns are the fields of values."""
+RAW: Final = ColumnNames.behind("")
+TYPED: Final = ColumnNames.behind(TYPED_PREFIX)
 
 
 def table_schema(kind: Kind, changes: pa.Schema, names: ColumnNames, *, soft_deletes: bool = False) -> pa.Schema:

@@ -15,7 +15,7 @@ from strandline.errors import InvalidInput, SchemaRefused, StrandlineError, Tran
 from strandline.model.records import READ_SCHEMA, TIMESTAMP, Op
 from strandline.tables.rows.bad_records import NO_KEY
 from strandline.tables.rows.hashing import HASH_VERSION
-from strandline.tables.rows.kinds import RAW, RAW_LATEST, TYPED, ColumnNames, Kind, table_schema
+from strandline.tables.rows.kinds import RAW, RAW_LATEST, TYPED, TYPED_PREFIX, ColumnNames, Kind, table_schema
 from strandline.tables.rows.tombstones import (
     TombstoneKeys,
     Tombstones,
@@ -149,7 +149,7 @@ class TableShape:
         """
         if not self.is_self_describing or not isinstance(self.value, Arrow):
             return self
-        own = [] if columns is None else [field for field in columns if not field.name.startswith(TYPED.prefix)]
+        own = [] if columns is None else [field for field in columns if not field.name.startswith(TYPED_PREFIX)]
         return replace(self, value=table_codec(self.value, pa.schema(own), values, kept))
 
     def recorded(self) -> str:
@@ -296,12 +296,10 @@ class TableShape:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetters:
-    """The shape of a dead-letter table."""
+class DeadLetters(TableShape):
+    """The shape of a dead-letter table: a table of all changes, which keeps the reason of each, and whose it is."""
 
     kind: Kind = "append"
-    is_typed: bool = False
-    is_keyed: bool = False
 
     def recorded(self) -> str:
         """What the table records of it."""
@@ -310,15 +308,6 @@ class DeadLetters:
     def schema(self) -> pa.Schema:
         """Its columns."""
         return LETTER_SCHEMA
-
-
-def refuse_another_shape(recorded: str | None, shape: TableShape | DeadLetters, where: str) -> None:
-    """``InvalidInput`` if a table recorded another shape, by which rows would be doubled. None: it recorded none."""
-    if recorded is not None and recorded != shape.recorded():
-        raise InvalidInput(
-            f"The table {where} was made with {recorded}, and is opened with {shape.recorded()}: open it as it was "
-            "made, or build a new one."
-        )
 
 
 def refuse_lost_transform(shape: TableShape, where: str, *, is_transformed: bool) -> None:

@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 
 from strandline.errors import BadRecord
 from strandline.model.records import Op
+from strandline.tables.files.part import in_schema
 from strandline.tables.rows.bad_records import BadShare, first_bad, refused
 from strandline.tables.rows.kinds import RAW_LATEST, ColumnNames, merge_latest, newest_per_key, table_schema, taken_rows
 from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows, TableShape, bad_records
 from strandline.tables.sql.columns import AlteredColumns, TypeOf, altered
-from strandline.values.schema.evolution import conform_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +98,14 @@ class ChangePlanner:
         if not shape.is_keyed:
             primary = names.offset if shape.transform is None else None
             none = pa.chunked_array([], pa.binary())
-            return TableChanges(schema, _conformed(rows, schema), none, shaped.bad, columns, None, primary)
+            return TableChanges(schema, in_schema(rows, schema), none, shaped.bad, columns, None, primary)
         newest = newest_per_key(rows, names)
         is_put = pc.equal(newest.column(names.op), int(Op.PUT))
         if shape.soft_deletes:
             return self._soft_changes(rows, newest.filter(pc.invert(is_put)), wanted, schema, shaped.bad, columns)
         puts = newest.filter(is_put).select(wanted.names)
         deleted = newest.column(names.key).filter(pc.invert(is_put))
-        return TableChanges(schema, _conformed(puts, schema), deleted, shaped.bad, columns, names.key, names.key)
+        return TableChanges(schema, in_schema(puts, schema), deleted, shaped.bad, columns, names.key, names.key)
 
     def _soft_changes(
         self,
@@ -132,7 +132,7 @@ class ChangePlanner:
         )
         none = pa.chunked_array([], pa.binary())
         return TableChanges(
-            schema, _conformed(puts, schema), none, bad, columns, names.key, names.key, SoftDeletes(names, marks)
+            schema, in_schema(puts, schema), none, bad, columns, names.key, names.key, SoftDeletes(names, marks)
         )
 
     def _schema_of(self, rows: pa.Table) -> pa.Schema:
@@ -172,10 +172,3 @@ def _once(bad: pa.Table) -> pa.Table:
     found = taken_rows(bad, firsts)
     reasons = pc.replace_substring(found.column("reason"), "\0", "\\0")  # PostgreSQL's texts cannot hold it
     return found.set_column(BAD_SCHEMA.get_field_index("reason"), BAD_SCHEMA.field("reason"), reasons)
-
-
-def _conformed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    if rows.schema.equals(schema):
-        return rows
-    batches = [conform_columns(batch, schema) for batch in rows.to_batches()]
-    return pa.Table.from_batches(batches, schema)

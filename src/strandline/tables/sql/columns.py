@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -61,10 +61,23 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def check_names(names: Iterable[str], *, longest: int | None, reserved: frozenset[str]) -> None:
-    """``SchemaRefused`` for names that the database cuts, confuses or keeps for itself."""
+def check_columns(
+    schema: pa.Schema,
+    type_of: TypeOf,
+    database: str,
+    most: int,
+    longest: int | None = None,
+    reserved: frozenset[str] = frozenset(),
+) -> None:
+    """``SchemaRefused`` for columns that a database cannot have: too many, or names that it cuts, confuses or keeps."""
+    if len(schema) > most:
+        raise SchemaRefused(
+            f"A table of {database} has up to {most:,} columns, and this schema has {len(schema):,}: use fewer."
+        )
     seen: dict[str, str] = {}
-    for name in names:
+    for field in schema:
+        type_of(field)
+        name = field.name
         if not name or "\0" in name:
             raise SchemaRefused(f"The field {name!r} cannot be a column of a SQL table: rename it.")
         if longest is not None and len(name.encode()) > longest:

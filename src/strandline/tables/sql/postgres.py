@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from strandline.errors import DiskFull, InvalidInput, SchemaRefused, StorageError, TransientStorageError
+from strandline.errors import DiskFull, InvalidInput, StorageError, TransientStorageError
 from strandline.model.arguments import Named, Secret, checked
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tables.rows.logged import Value, shape_of
 from strandline.tables.rows.tombstones import Tombstones
-from strandline.tables.sql.columns import DEAD_LETTERS, TypeOf, check_names, is_nested, times_outside
+from strandline.tables.sql.columns import DEAD_LETTERS, TypeOf, check_columns, is_nested, times_outside
 from strandline.tables.sql.copy_format import EPOCH_DAYS, TIMES
 from strandline.tables.sql.postgres_transaction import PostgresTransaction, psycopg_library
 from strandline.tables.sql.postgres_types import LONGEST_ROW, are_too_long, has_no_json, postgres_type
@@ -112,13 +112,7 @@ class PostgresDatabase:
 
     def check_schema(self, schema: pa.Schema) -> None:
         """``SchemaRefused`` for columns that PostgreSQL cannot have."""
-        check_names(schema.names, longest=_LONGEST_NAME, reserved=_SYSTEM_COLUMNS)
-        for field in schema:
-            postgres_type(field)
-        if len(schema) > _MOST_COLUMNS:
-            raise SchemaRefused(
-                f"PostgreSQL has tables of up to {_MOST_COLUMNS:,} columns, this schema has {len(schema):,}: use fewer."
-            )
+        check_columns(schema, postgres_type, "PostgreSQL", _MOST_COLUMNS, _LONGEST_NAME, _SYSTEM_COLUMNS)
 
     def unfit(self, rows: pa.Table, key: str | None) -> Iterator[tuple[pa.ChunkedArray, str]]:
         """What PostgreSQL cannot hold: NUL in texts, times before its calendar, keys and rows that are too long."""

@@ -17,7 +17,6 @@ from strandline.errors import (
     DiskFull,
     Diverged,
     InvalidInput,
-    SchemaRefused,
     StorageError,
     TransientStorageError,
     WrongKind,
@@ -28,7 +27,7 @@ from strandline.storage.disk import exists, make_own_folder
 from strandline.storage.env import SYSTEM, Env
 from strandline.tables.rows.logged import Value, shape_of
 from strandline.tables.rows.tombstones import Tombstones
-from strandline.tables.sql.columns import TypeOf, check_names, times_outside
+from strandline.tables.sql.columns import TypeOf, check_columns, times_outside
 from strandline.tables.sql.sink import SqlSink
 from strandline.tables.sql.sqlite_transaction import TIMES, SqliteTransaction, sqlite_type
 from strandline.tables.sql.state import NO_TABLE, REMEDY, SeenTable
@@ -97,13 +96,7 @@ class SqliteDatabase:
 
     def check_schema(self, schema: pa.Schema) -> None:
         """``SchemaRefused`` for columns that SQLite cannot have."""
-        check_names(schema.names, longest=None, reserved=frozenset())
-        for field in schema:
-            sqlite_type(field)
-        if len(schema) > _MOST_COLUMNS:
-            raise SchemaRefused(
-                f"A table of SQLite has up to {_MOST_COLUMNS:,} columns, and this schema {len(schema):,}: use fewer."
-            )
+        check_columns(schema, sqlite_type, "SQLite", _MOST_COLUMNS)
 
     def unfit(self, rows: pa.Table, key: str | None) -> Iterator[tuple[pa.ChunkedArray, str]]:
         """Times and dates of which there is no right text. NaN becomes null."""
