@@ -210,7 +210,7 @@ def lossy(monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
         inserted = SqliteTransaction._inserted
 
         def fewer(self: Any, table: str, rows: pa.Table, key: str | None) -> None:
-            inserted(self, table, rows.slice(1) if table == "orders" else rows, key)
+            inserted(self, table, rows.slice(1) if table == '"orders"' else rows, key)
 
         monkeypatch.setattr(SqliteTransaction, "_inserted", fewer)
         return
