@@ -195,15 +195,11 @@ class LogSink:
 
     def _append(self, records: pa.Table, writer: WriterId, number: int) -> Receipt:
         """Append once, however often it is tried: the target recognises the repetition by its number."""
-        attempt = 0
-        while True:
-            try:
-                return self._target.append(records, writer=writer, number=number).result()
-            except StrandlineError as error:
-                attempt += 1
-                if self._gives_up or attempt >= RETRIES.attempts or not may_be_repeated(error):
-                    raise
-                self._env.clock.sleep(RETRIES.pause(attempt - 1, self._env.chance.jitter()))
+        return RETRIES.repeat(
+            lambda: self._target.append(records, writer=writer, number=number).result(),
+            lambda error: not self._gives_up and may_be_repeated(error),
+            self._env,
+        )
 
 
 def may_be_repeated(error: StrandlineError) -> bool:

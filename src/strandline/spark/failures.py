@@ -41,15 +41,7 @@ _OURS = re.compile(r"strandline\.errors\.(\w+): ([^\n]*)")
 
 def retried(action: Callable[[], R], *, backoff: Backoff | None = None, env: Env = SYSTEM) -> R:
     """Run the action; retryable failures are retried a bounded number of times."""
-    bound, attempt = backoff or PATIENCE, 0
-    while True:
-        try:
-            return action()
-        except StrandlineError as error:
-            attempt += 1
-            if not error.retryable or attempt >= bound.attempts:
-                raise
-            env.clock.sleep(bound.pause(attempt - 1, env.chance.jitter()))
+    return (backoff or PATIENCE).repeat(action, lambda error: error.retryable, env)
 
 
 class UserFailures:
@@ -114,16 +106,12 @@ def rerun_if_lost(job: Callable[[], R], *, env: Env = SYSTEM) -> R:
 
     An executor was lost then, or a worker was killed or did not start. ``local[N]`` repeats no task by itself.
     """
-    attempt = 0
-    while True:
-        try:
-            return job()
-        except JobFailed as error:
-            attempt += 1
-            is_lost = error.__cause__ is not None and not tracebacks(error.__cause__)
-            if attempt >= _LOST.attempts or not is_lost:
-                raise
-            env.clock.sleep(_LOST.pause(attempt - 1, env.chance.jitter()))
+    return _LOST.repeat(job, _is_lost, env)
+
+
+def _is_lost(error: StrandlineError) -> bool:
+    cause = error.__cause__ if isinstance(error, JobFailed) else None
+    return cause is not None and not tracebacks(cause)
 
 
 def unpicklable(what: str, error: BaseException) -> InvalidInput:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from strandline.errors import TransientStorageError
+from strandline.errors import StrandlineError, TransientStorageError
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.objects.store import (
     Object,
@@ -35,6 +35,21 @@ class Backoff:
         longest: float = min(self.ceiling, self.base * 2.0 ** min(attempt, 30))
         return longest * (0.5 + 0.5 * jitter)
 
+    def repeat(self, action: Callable[[], R], may_help: Callable[[StrandlineError], bool], env: Env) -> R:
+        """Run an action; again after a pause, a bounded number of times, if that ``may_help`` against its error."""
+        for attempt in range(self.attempts - 1):
+            try:
+                return action()
+            except StrandlineError as error:
+                if not may_help(error):
+                    raise
+            env.clock.sleep(self.pause(attempt, env.chance.jitter()))
+        return action()
+
+
+def _is_transient(error: StrandlineError) -> bool:
+    return isinstance(error, TransientStorageError)
+
 
 class RetryingStore:
     """A store that retries transient failures of repeatable calls.
@@ -61,15 +76,7 @@ class RetryingStore:
         return f"RetryingStore({self._inner!r})"
 
     def _retry(self, action: Callable[[], R]) -> R:
-        attempt = 0
-        while True:
-            try:
-                return action()
-            except TransientStorageError:
-                attempt += 1
-                if attempt >= self._backoff.attempts:
-                    raise
-                self._env.clock.sleep(self._backoff.pause(attempt - 1, self._env.chance.jitter()))
+        return self._backoff.repeat(action, _is_transient, self._env)
 
     def get(self, path: str) -> Object:
         """The whole object, or ``NotFound``."""
