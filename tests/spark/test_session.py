@@ -59,7 +59,7 @@ def jars(monkeypatch, tmp_path) -> Path:
 
 def archive() -> tuple[str, Path]:
     """What the JVM is told to do with which archive: to make it when it exits, or to use it."""
-    options = session._archive_options("/usr/bin/java", session.DISK)
+    options = session._archive_options("/usr/bin/java", session.SYSTEM.disk)
     what, _, file = options.split()[-1].removeprefix("-XX:").partition("=")
     return what, Path(file)
 
@@ -95,12 +95,12 @@ def test_two_installations_of_spark_have_an_archive_each(jars, monkeypatch, tmp_
 def test_without_a_writable_cache_the_session_just_starts_more_slowly(monkeypatch, tmp_path):
     (tmp_path / "strandline").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert session._archive_options("/usr/bin/java", session.DISK) == ""
+    assert session._archive_options("/usr/bin/java", session.SYSTEM.disk) == ""
 
 
 def test_a_cache_with_a_space_in_its_name_is_left_alone(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "my cache"))
-    assert session._archive_options("/usr/bin/java", session.DISK) == ""
+    assert session._archive_options("/usr/bin/java", session.SYSTEM.disk) == ""
 
 
 def test_the_session_listens_on_the_loopback_address_only_and_workers_run_this_python(spark):

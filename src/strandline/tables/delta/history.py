@@ -78,18 +78,6 @@ class TableCommit:
     is_restore: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
-    """State of a table when it is opened."""
-
-    table_id: str
-    version: int
-    next: int
-    """The next offset, by the sink's application transaction."""
-    committed: int | None
-    """The version of the sink's last commit to this table; None if an earlier release wrote it, or it was replaced."""
-
-
 def parse_commit(version: int, data: bytes, application: Application) -> TableCommit:
     """Decode a commit file. Only commits of the sink itself count as its own."""
     try:
@@ -119,14 +107,19 @@ def _parsed(version: int, actions: list[Any], application: Application) -> Table
     )
 
 
-def last_commit(seen: Observed, read: ReadCommit, application: Application, where: str) -> OwnCommit:
+def last_commit(
+    seen: OwnCommit, committed: int | None, read: ReadCommit, application: Application, where: str
+) -> OwnCommit:
     """The sink's last commit, proved to be still in effect: no later commit changed a row.
+
+    ``seen`` is the table's newest version with the cursor of the application transaction, ``committed`` the version of
+    the sink's last commit to this table; None if an earlier release wrote it, or the table was replaced.
 
     ``Diverged`` if one did, if the table is not the one that the sink committed to, or if that cannot be known
     because commit files are missing. A table of an earlier release, which did not store the version of its cursor,
     is searched for its last commit and accepted as it is there.
     """
-    for commit in _backwards(seen.version, seen.committed, read, application, where):
+    for commit in _backwards(seen.version, committed, read, application, where):
         if commit.cursor is not None:
             if commit.table_id not in (None, seen.table_id):
                 raise Diverged(f"The table {where} was replaced by another one at the same place. {REMEDY}")
@@ -136,9 +129,9 @@ def last_commit(seen: Observed, read: ReadCommit, application: Application, wher
                 f"Version {commit.version} of the table {where} was not committed by its follower and changed rows "
                 f"({commit.operation}), so that its rows no longer match its cursor. {REMEDY}"
             )
-    if seen.committed is None or seen.committed > seen.version:
+    if committed is None or committed > seen.version:
         raise Diverged(f"No version of the table {where} was committed by its follower. {REMEDY}")
-    return OwnCommit(seen.table_id, seen.committed, Cursor(application.log_id, seen.next))
+    return OwnCommit(seen.table_id, committed, seen.cursor)
 
 
 def own_commits(version: int, read: ReadCommit, application: Application) -> Iterator[TableCommit]:

@@ -21,7 +21,6 @@ from strandline.tables.delta.files import DeltaFiles, address_in_letters, table_
 from strandline.tables.delta.history import (
     NOBODY,
     Application,
-    Observed,
     last_commit,
     last_restore,
     letter_logs,
@@ -172,8 +171,8 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
             return known
         application = self.application(log_id)
         committed = self.transaction_in(version, application.commit(version.id))
-        seen = Observed(version.id, version.number, self.cursor_in(version, log_id).next, committed)
-        return last_commit(seen, self.read_commit, application, self.url)
+        seen = OwnCommit(version.id, version.number, self.cursor_in(version, log_id))
+        return last_commit(seen, committed, self.read_commit, application, self.url)
 
     def is_older(self, found: OwnCommit, known: OwnCommit) -> bool:
         """Whether the last commit is an earlier version than the known one."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 from strandline.errors import Conflict, CorruptData
 from strandline.model.cursor import Cursor
 from strandline.storage.clock import CHANCE
+from strandline.tables.claim import replaced
 from strandline.tables.maintain.rebuilding import check_rebuilt
 from strandline.tables.maintain.replay import LetterChanges
 from strandline.tables.rows.bad_records import first_bad
@@ -125,10 +126,10 @@ class ReplayedSql:
                 if planned.schema != self.row.schema:
                     wider = replace(self.row, schema=planned.schema, commit_id=str(CHANCE.uuid()))
                     if not transaction.store(wider, self.row):
-                        raise self.expected.fenced()
+                        raise replaced(self.expected.where)
 
 
 def replayed_sql(database: Database, expected: Expected, planner: ChangePlanner, log_id: UUID) -> ReplayedSql:
     """The table and its letters. ``NotFound`` without a table, ``Diverged`` if it is not the one of the log."""
-    row = expected.existing(database.read_table(), log_id, planner.shape)
+    row = expected.existing(database.read_table(), log_id)
     return ReplayedSql(database, expected, planner, row)

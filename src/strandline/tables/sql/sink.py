@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +24,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.sink import remaining
 from strandline.storage.clock import CHANCE
 from strandline.storage.task_pool import TaskPool
-from strandline.tables.claim import TableClaim
+from strandline.tables.claim import TableClaim, replaced
 from strandline.tables.maintain.comparison import RowDifferences
 from strandline.tables.maintain.contract import (
     MaintainedTable,
@@ -73,12 +72,7 @@ class SqlSink(MaintainedTable):
     ) -> None:
         super().__init__(where, name, shape, value, max_bad_share)
         self._database = database
-        self._expected = Expected(
-            *(where, name, shape.kind, database.type_of),
-            shape.names.deleted,
-            has_soft_deletes=shape.soft_deletes,
-            key=json.dumps(shape.key),
-        )
+        self._expected = Expected(where, name, database.type_of, shape)
         self._has_dead_letters = dead_letters
         self._held: CursorRow | None = None
         """That of the last commit that a follower with this object knows of."""
@@ -94,7 +88,7 @@ class SqlSink(MaintainedTable):
         if not self._logged.is_logged:
             return
         self._shape = self._logged.resolved(self._columns_now)
-        self._expected = replace(self._expected, deleted=self._shape.names.deleted)
+        self._expected = replace(self._expected, shape=self._shape)
         if self._shape.transform is None:
             self._database.check_schema(self._shape.schema())
 
@@ -145,7 +139,7 @@ class SqlSink(MaintainedTable):
             return self.resume(log_id)
         except Diverged as error:
             raise Diverged(
-                f"The table {self._expected.where} cannot be repaired, since a SQL database keeps no earlier versions "
+                f"The table {self.where} cannot be repaired, since a SQL database keeps no earlier versions "
                 f"of it. ({error})"
             ) from error
 
@@ -159,7 +153,7 @@ class SqlSink(MaintainedTable):
             transaction.lock()
             seen = transaction.read_table()
             if seen.identity is None or seen.row is None or seen.row.cursor.log_id != log_id:
-                raise NotFound(f"There is no table {self._expected.where} with a cursor in log {log_id} to adopt.")
+                raise NotFound(f"There is no table {self.where} with a cursor in log {log_id} to adopt.")
             row = replace(seen.row, identity=seen.identity)
             self._expected.proved(replace(seen, row=row), log_id)
             self._accept(transaction, seen.row, row)
@@ -172,14 +166,14 @@ class SqlSink(MaintainedTable):
         """
         with self._lock, self._database.writing() as transaction:
             transaction.lock()
-            row = self._expected.existing(transaction.read_table(), former.log_id)
+            row = self._expected.existing(transaction.read_table(), former.log_id, is_moved=True)
             refuse_moved_on(former, row.cursor, self.where)
             self._accept(transaction, row, replace(row, cursor=to))
 
     def _accept(self, transaction: SqlTransaction, before: CursorRow, row: CursorRow) -> None:
         """Commit that the table as it is has the state of this row; a running follower is fenced."""
         if not transaction.store(replace(row, epoch=before.epoch + 1), before):
-            raise self._expected.fenced()
+            raise replaced(self.where)
         self._held = self._claim = None
 
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
@@ -240,7 +234,7 @@ class SqlSink(MaintainedTable):
     def compared(self, log: Log, pool: TaskPool) -> tuple[Cursor, RowDifferences]:
         """Compare the rows, in the database; see :func:`~strandline.tables.maintain.operations.verify`."""
         with self._lock:
-            row = self._expected.existing(self._database.read_table(), log.log_id, self._shape)
+            row = self._expected.existing(self._database.read_table(), log.log_id)
             self._refresh()  # the codec of the last record that the table has, or a newer one
             read = partial(record_ranges, log, log.cursor_at(row.start), row.cursor.next)
             expected = ExpectedRows(self._planner(row.schema), row.schema, read, self.size().bytes)
@@ -258,12 +252,12 @@ class SqlSink(MaintainedTable):
         """
         with self._lock, self._database.writing(is_long=True) as transaction:
             transaction.lock()
-            found = self._expected.existing(transaction.read_table(), job.log.log_id, self._shape)
+            found = self._expected.existing(transaction.read_table(), job.log.log_id)
             beginning, _, end = job.planned(found.start)
             self._refresh()  # the codec of the last record, or a newer one
             row = SqlRebuild(transaction, self._planner(found.schema), job, beginning, end, self.where).run(found)
             if not transaction.store(row, found):
-                raise self._expected.fenced()
+                raise replaced(self.where)
             self._held = self._claim = None
         return end
 
@@ -309,7 +303,7 @@ class SqlSink(MaintainedTable):
                         return False
                     if row_now is not None and found is not None and row_now.has_same_position(found):
                         return False  # a replay of dead letters changed columns
-                    raise self._expected.fenced()
+                    raise replaced(self.where)
                 if found is None:
                     identity, before = transaction.create(changes), seen.row
                     epoch = 1 if before is None else before.epoch + 1
@@ -319,15 +313,24 @@ class SqlSink(MaintainedTable):
                 transaction.merge(changes)
                 if self._has_dead_letters:
                     transaction.put_dead_letters(changes.bad, removed_from=since.next if found is None else None)
-                mine = self._expected
                 start = since.next if found is None else found.start
                 is_transformed = self._shape.transform is not None if found is None else found.is_transformed
                 row = CursorRow(
-                    *(mine.name, upto, epoch, identity, mine.mode, changes.schema, start, commit_id, mine.key),
+                    *(
+                        self._name,
+                        upto,
+                        epoch,
+                        identity,
+                        self.mode,
+                        changes.schema,
+                        start,
+                        commit_id,
+                        self._expected.key,
+                    ),
                     is_transformed,
                 )
                 if not transaction.store(row, before):
-                    raise self._expected.fenced()
+                    raise replaced(self.where)
                 self._unanswered.add(commit_id)
         except TransientStorageError:
             if not self._is_stored(commit_id):

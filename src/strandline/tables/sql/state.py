@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -11,9 +12,8 @@ from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import CorruptData, Diverged, Fenced, InvalidInput
+from strandline.errors import CorruptData, Diverged, InvalidInput
 from strandline.model.cursor import Cursor
-from strandline.tables.claim import replaced
 from strandline.tables.maintain.contract import no_table
 from strandline.tables.rows.shape import TableShape, refuse_lost_transform
 from strandline.tables.sql.columns import CURSORS, TypeOf
@@ -87,13 +87,13 @@ class Expected:
 
     where: str
     name: str
-    mode: str
     type_of: TypeOf
-    deleted: str = "deleted"
-    """The column that marks deleted rows, in a table with soft deletes."""
-    has_soft_deletes: bool = False
-    key: str = "[]"
-    """The columns that identify a row, as JSON."""
+    shape: TableShape
+
+    @property
+    def key(self) -> str:
+        """The columns that identify a row, as JSON."""
+        return json.dumps(self.shape.key)
 
     def proved(
         self, seen: SeenTable, log_id: UUID, held: CursorRow | None = None, unanswered: AbstractSet[str] = frozenset()
@@ -117,10 +117,10 @@ class Expected:
             )
         if row.identity != seen.identity:
             raise Diverged(f"The table {self.where} was dropped and created again by somebody else. {REMEDY}")
-        if row.mode != self.mode:
+        if row.mode != self.shape.kind:
             raise InvalidInput(f"The table {self.where} was made with mode {row.mode!r}: open it with that.")
-        if row.mode == "latest" and self.has_soft_deletes != (self.deleted in row.schema.names):
-            made = "latest" if self.has_soft_deletes else "marked"
+        if row.mode == "latest" and self.shape.soft_deletes != (self.shape.names.deleted in row.schema.names):
+            made = "latest" if self.shape.soft_deletes else "marked"
             raise InvalidInput(f"The table {self.where} was made with mode {made!r}: open it with that.")
         if row.key not in (None, self.key):
             raise InvalidInput(
@@ -148,13 +148,13 @@ class Expected:
                     "follower cannot write to it: give the column a default, or drop it."
                 )
 
-    def existing(self, seen: SeenTable, log_id: UUID, shape: TableShape | None = None) -> CursorRow:
-        """The cursor row of a table that is there, and that a sink of this shape may write; ``NotFound`` if none is."""
+    def existing(self, seen: SeenTable, log_id: UUID, *, is_moved: bool = False) -> CursorRow:
+        """The cursor row of a table that is there, and whose rows the sink can make; ``NotFound`` if there is none."""
         row = self.proved(seen, log_id)
         if row is None:
             raise no_table(self.where)
-        if shape is not None:
-            refuse_lost_transform(shape, self.where, is_transformed=row.is_transformed)
+        if not is_moved:
+            refuse_lost_transform(self.shape, self.where, is_transformed=row.is_transformed)
         return row
 
     def _check_held(self, row: CursorRow, held: CursorRow, unanswered: AbstractSet[str]) -> None:
@@ -173,10 +173,6 @@ class Expected:
             f"The table {self.where} was dropped while it was followed, up to offset {at}: put it back, or start the "
             "follower again, which builds the table from the log's beginning."
         )
-
-    def fenced(self) -> Fenced:
-        """The error for a follower that another one has replaced."""
-        return replaced(self.where)
 
 
 def encoded_columns(row: CursorRow) -> str:
