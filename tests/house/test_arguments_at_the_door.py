@@ -254,6 +254,7 @@ def examples(place: Place) -> dict[str, Callable[[], Any]]:
         "bool": lambda: False,
         "bytes": lambda: b"v",
         "int": lambda: 0,
+        "Natural": lambda: 0,
         "Positive": lambda: 1,
         "Signed": lambda: 0,
         "BatchSequence": lambda: 0,
@@ -327,7 +328,7 @@ def admits(annotation: str, value: Any) -> bool:  # noqa: PLR0911 - one answer f
         "Literal",
     }
     times = {"float", "Timeout", "Duration", "HoldSeconds"}
-    numbers = {*times, "int", "Start", "Positive", "Signed", "BatchSequence", "KeyVersion", "Port"}
+    numbers = {*times, "int", "Natural", "Start", "Positive", "Signed", "BatchSequence", "KeyVersion", "Port"}
     if names & {"Any", "object"} and "Mapping" not in names and "Callable" not in names:
         return True
     match value:

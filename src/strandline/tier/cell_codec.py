@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Generic, TypeVar, final
+from typing import Final, Generic, TypeVar, final
 
 import msgspec
 
@@ -12,12 +12,7 @@ from strandline.formats.json.checked import damage, decode_checked, encode_check
 from strandline.model.json_values import natural, read_record, stamp_fields
 from strandline.model.stamp import Stamped
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    T = TypeVar("T", bound=DataclassInstance)
-else:
-    T = TypeVar("T")
+T = TypeVar("T")
 
 FORMAT_VERSION: Final = 1
 
