@@ -66,7 +66,7 @@ def _folder_lines(found: WalFolder) -> Iterator[RenderableType]:
         yield ""
         yield _slot_table(found)
     for piece in found.torn:
-        yield f"  {piece.file} holds {show.counted(piece.size, 'byte')} that a repair cut off."
+        yield f"  {piece['file']} holds {show.counted(piece['size'], 'byte')} that a repair cut off."
     yield from _problems(found.problems)
 
 
@@ -99,9 +99,9 @@ def _file_table(found: WalFolder) -> Table:
 def _slot_table(found: WalFolder) -> Table:
     table = show.table("slot", ">position", ">epoch", "holder", "")
     for row in found.slots:
-        invalid = "" if row.invalid is None else f"invalid: {row.invalid}"
-        holder = readable(None if row.holder is None else row.holder.encode())
-        table.add_row(readable(row.slot.encode()), f"{row.position:,}", str(row.epoch), holder, invalid)
+        invalid = "" if row["invalid"] is None else f"invalid: {row['invalid']}"
+        holder = readable(None if row["holder"] is None else row["holder"].encode())
+        table.add_row(readable(row["slot"].encode()), f"{row['position']:,}", str(row["epoch"]), holder, invalid)
     return table
 
 

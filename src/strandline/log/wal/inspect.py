@@ -41,25 +41,6 @@ class FileRow:
     checkpoints: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class WalSlotRow:
-    """One slot, as last written."""
-
-    slot: str
-    position: int
-    holder: str | None
-    epoch: int
-    invalid: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class TornPiece:
-    """A torn tail that was cut off a file and set aside."""
-
-    file: str
-    size: int
-
-
 @dataclass(slots=True)
 class WalFolder:
     """A log on the disk. None means unknown."""
@@ -79,8 +60,9 @@ class WalFolder:
     values: str | None = None
     """Name and version of the format of its values; None: plain bytes."""
     files: list[FileRow] = field(default_factory=list)
-    slots: list[WalSlotRow] = field(default_factory=list)
-    torn: list[TornPiece] = field(default_factory=list)
+    slots: list[dict[str, Any]] = field(default_factory=list)
+    torn: list[dict[str, Any]] = field(default_factory=list)
+    """Torn tails that were cut off a file and set aside."""
     problems: list[str] = field(default_factory=list)
     """Files that could not be read, and why."""
 
@@ -144,7 +126,7 @@ def inspect_wal(folder: str, *, env: Env = SYSTEM) -> WalFolder:
         values=f"{versions[-1].format}, version {versions[-1].number}" if versions else None,
         files=list(_files(folder, log_id, rows, firsts, end, disk=env.disk)),
         slots=[] if kept is None else _slots(kept),
-        torn=[TornPiece(row.name, row.size) for row in rows if row.name.endswith(TORN)],
+        torn=[{"file": row.name, "size": row.size} for row in rows if row.name.endswith(TORN)],
         problems=problems,
     )
 
@@ -192,13 +174,15 @@ def _files(
         yield FileRow(data_name(first), first, sizes[data_name(first)], records, checkpoints)
 
 
-def _slots(kept: SlotsFile) -> list[WalSlotRow]:
+def _slots(kept: SlotsFile) -> list[dict[str, Any]]:
     listed = sorted((slot for slot in kept.slots if not slot.dropped), key=lambda slot: slot.name)
-    reasons = [None if slot.invalid is None else str(slot.invalid.reason) for slot in listed]
     return [
-        WalSlotRow(slot.name, slot.position, slot.holder, slot.epoch, reason)
-        for slot, reason in zip(listed, reasons, strict=True)
-    ]
+        {
+            "slot": slot.name, "position": slot.position, "holder": slot.holder, "epoch": slot.epoch,
+            "invalid": None if slot.invalid is None else str(slot.invalid.reason),
+        }
+        for slot in listed
+    ]  # fmt: skip
 
 
 def frames(found: WalFolder, *, env: Env = SYSTEM) -> Iterator[FrameRow]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from strandline.errors import AlreadyExists, CorruptData, NotALog, NotFound
+from strandline.errors import AlreadyExists, CorruptData, NotFound
 from strandline.formats.wal.folder import SlotsFile
 from strandline.log.findings import Finding, FindingKind
 from strandline.log.folders import FolderKind, contents, refuse_others
@@ -16,7 +16,7 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import IDENTITY, SLOTS_FILE, TORN, firsts_in, hold_lock, index_name
 from strandline.log.wal.recover.repair import rebuild_index
 from strandline.log.wal.recover.rewind import finish_rewind
-from strandline.log.wal.recover.scan_tail import Examined, Torn, examine_files, read_identity, read_slots_file
+from strandline.log.wal.recover.scan_tail import Torn, examine_files, read_identity, read_slots_file
 from strandline.log.wal.recover.verify import OnProgress, WalVerification, verify
 from strandline.log.wal.slots import write_slots_file
 from strandline.storage.disk import Disk
@@ -36,7 +36,6 @@ class RepairPlan:
     """The actions of a repair, or of a dry run."""
 
     folder: str
-    verification: WalVerification
     start: int
     """The log's first offset afterwards."""
     next: int
@@ -65,8 +64,6 @@ def plan_repair(
     ``CorruptData``, naming the first place, if acknowledged records are damaged: no repair restores those.
     With ``forget_slots`` a missing or damaged ``slots.json`` is no reason to refuse.
     """
-    if not any(row.name == IDENTITY for row in env.disk.scan(folder)) and not firsts_in(env.disk.scan(folder)):
-        raise NotALog(f"There is no write-ahead log in {folder}: name another folder.")
     found = verify(folder, env=env, on_progress=on_progress)
     forgotten = _unreadable(folder, found, disk=env.disk) if forget_slots else None
     _refuse([finding for finding in found.damage if forgotten is None or finding.kind is not FindingKind.SLOT], folder)
@@ -76,16 +73,11 @@ def plan_repair(
     else:
         kept = SlotsFile(log_id, min(firsts_in(env.disk.scan(folder))))
     examined = examine_files(folder, kept, disk=env.disk, without=found.indexes)
-    return _planned(folder, found, examined, forgotten)
-
-
-def _planned(folder: str, found: WalVerification, examined: Examined, forgotten: str | None) -> RepairPlan:
     place, start = examined.place, examined.kept.start
     unsure = place.size - examined.sure
     dropped = tuple(first for first, following in pairwise(examined.firsts) if following <= start)
     return RepairPlan(
         folder=folder,
-        verification=found,
         start=start,
         next=max(start, place.next),
         forgotten=forgotten,
