@@ -104,7 +104,7 @@ def _change(world: World) -> None:
     machine, dice = world.dice.choice(leading), world.dice
     draw = dice.random()
     known = machine.running.primary.membership.known
-    what: Change = CancelChange((0, 0) if known is None else known.version)
+    what: Change = CancelChange(*((0, 0) if known is None else known.version))
     if draw < 0.25:
         name = dice.choice(_ALL)
         what = AddNode(name, name)

@@ -102,18 +102,18 @@ def test_a_change_over_the_network_is_checked(begin):
     with RemoteLog(a.url) as log:
         channel = log._nodes.only("A test")
         for fields, why in (
-            ({"change": "grow"}, "is not known"),
+            ({"change": "grow"}, "Invalid value 'grow'"),
             ({"change": "add", "name": "../b", "url": "grpc://b:1"}, "no plain name"),
             ({"change": "add", "name": "b", "url": "ftp://b"}, "grpc"),
-            ({"change": "add", "name": "b", "url": "grpc://b:1", "vote": True}, "only"),
+            ({"change": "add", "name": "b", "url": "grpc://b:1", "vote": True}, "unknown field `vote`"),
             ({"change": "policy", "policy": "x" * 20_000}, "length <= 16384"),
             ({"change": "policy", "policy": "what"}, "no commit policy"),
-            ({"change": "cancel"}, "'term': Expected `int`, got `null`"),
+            ({"change": "cancel"}, "missing required field `term`"),
         ):
             with pytest.raises(InvalidInput, match=why):
                 channel.ask("change-members", **fields)
         with pytest.raises(InvalidInput, match="nothing to take back"):
-            log.change_members(CancelChange((1, 1)))
+            log.change_members(CancelChange(1, 1))
         assert log.topology().membership is None
 
 

@@ -55,7 +55,7 @@ def known(cluster, name="a"):
 
 def taking_back(cluster, on="a"):
     """The change that takes back what is pending."""
-    return CancelChange(known(cluster, on).version)
+    return CancelChange(*known(cluster, on).version)
 
 
 class Operator:
@@ -308,10 +308,10 @@ class TestChangingThePolicy:
         for name in "bc":
             cluster.kill(name)
         with pytest.raises(InvalidInput, match="Another change is pending now"):
-            a.primary.change_members(CancelChange((asked.term, asked.number - 1)))
-        back = a.primary.change_members(CancelChange(asked.version))
+            a.primary.change_members(CancelChange(asked.term, asked.number - 1))
+        back = a.primary.change_members(CancelChange(*asked.version))
         assert back.takes_back == asked.version
-        assert a.primary.change_members(CancelChange(asked.version)) == back  # the answer was lost
+        assert a.primary.change_members(CancelChange(*asked.version)) == back  # the answer was lost
         with pytest.raises(NotReady, match="is not complete"):  # Ctrl-C, and the command again
             MemberChange(Operator(cluster), Env(clock=cluster.clock), timeout=0.0).cancel()
         assert known(cluster) == back
@@ -326,8 +326,8 @@ class TestChangingThePolicy:
         asked = a.primary.change_members(SetPolicy("ack_n(2)"))
         for name in "bc":
             cluster.kill(name)
-        a.primary.change_members(CancelChange(asked.version))
-        found = a.primary.change_members(CancelChange(asked.version), force=True)
+        a.primary.change_members(CancelChange(*asked.version))
+        found = a.primary.change_members(CancelChange(*asked.version), force=True)
         assert (found.members.policy, found.former, found.takes_back) == ("quorum(a,b,c)", None, None)
 
     @pytest.mark.parametrize(
@@ -801,7 +801,7 @@ class TestBrokenTwins:
         before, after = members_of({"a": "", "b": ""}, "quorum(a,b)"), members_of({"a": "", "b": ""}, "quorum(a)")
         taken_back = taken_over(Membership(3, 7, after, before), term=5, primary="b")
         assert taken_back == Membership(5, 8, before, after, takes_back=(3, 7))
-        assert begun(taken_back, CancelChange((3, 7)), term=5, primary="b") is taken_back
+        assert begun(taken_back, CancelChange(3, 7), term=5, primary="b") is taken_back
         begun_again = taken_over(taken_back, term=6, primary="a")
         assert begun_again == Membership(6, 9, before, after, takes_back=(3, 7))
         assert taken_over(taken_back, term=6, primary="c") == Membership(6, 9, after, before)

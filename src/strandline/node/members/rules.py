@@ -8,11 +8,15 @@ everything from before it, is durable as both policies ask; then the second reco
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Final, TypeAlias
+from dataclasses import replace
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
 
 from strandline.errors import Fenced, InvalidInput, NotFound, NotReady
 from strandline.model.addresses import check_replica_name
+from strandline.model.arguments import Natural
+from strandline.model.json_values import PlainName
 from strandline.model.node import LogMembers, Membership, NodeAddress
 from strandline.node.lead.policies import (
     Among,
@@ -31,34 +35,40 @@ _LONGEST_POLICY: Final = 1 << 14
 _HIGHEST_NUMBER: Final = 1 << 53
 
 
-@dataclass(frozen=True, slots=True)
-class AddNode:
+class _Change(msgspec.Struct, frozen=True, tag_field="change", forbid_unknown_fields=True):
+    """A change as a request has it: its fields, and in ``change`` which one it is."""
+
+
+class AddNode(_Change, frozen=True, tag="add"):
     """Add a node, which does not vote yet; or change the address of one."""
 
-    name: str
-    url: str
+    name: PlainName
+    url: Annotated[str, msgspec.Meta(max_length=4096)]
 
 
-@dataclass(frozen=True, slots=True)
-class RemoveNode:
+class RemoveNode(_Change, frozen=True, tag="remove"):
     """Remove a node, and its vote."""
 
-    name: str
+    name: PlainName
 
 
-@dataclass(frozen=True, slots=True)
-class SetPolicy:
+class SetPolicy(_Change, frozen=True, tag="policy"):
     """Commit under another policy."""
 
-    policy: str
+    policy: Annotated[str, msgspec.Meta(max_length=_LONGEST_POLICY)]
 
 
-@dataclass(frozen=True, slots=True)
-class CancelChange:
+class CancelChange(_Change, frozen=True, tag="cancel"):
     """Take back a pending change, by one in the other direction. Repeating it is harmless."""
 
-    version: tuple[int, int]
-    """That of the record that is pending."""
+    term: Natural
+    number: Natural
+    """Those of the record that is pending."""
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Term and number."""
+        return self.term, self.number
 
 
 Change: TypeAlias = AddNode | RemoveNode | SetPolicy | CancelChange

@@ -102,7 +102,7 @@ class MemberChange:
     def cancel(self) -> Membership:
         """Take back the pending change; one that is being taken back already is waited for."""
         known = self._asked(self._primary.topology).membership
-        return self._complete(CancelChange((0, 0) if known is None else known.takes_back or known.version))
+        return self._complete(CancelChange(*((0, 0) if known is None else known.takes_back or known.version)))
 
     def _complete(self, change: Change) -> Membership:
         """Begin a change, and wait; the record that is in force then, whichever node leads."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Any, Final, final
+from typing import Final, final
 from uuid import UUID
 
+import msgspec
 import pyarrow as pa
 
 from strandline.errors import (
@@ -38,7 +39,7 @@ from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.wire.append_stream import AppendCommand, as_messages, write_command
 from strandline.node.flight.wire.streams import schema_of_columns
 from strandline.node.lead.policies import CommitPolicy, as_policy
-from strandline.node.members.rules import AddNode, CancelChange, Change, RemoveNode, SetPolicy
+from strandline.node.members.rules import Change
 from strandline.node.members.steps import MembersApi
 from strandline.node.message_json import read_commit, read_node_slots, read_status
 from strandline.node.messages import WAIT, Commit, NodeSlots, NodeStatus, Plan, TimedOut, Topology
@@ -323,16 +324,7 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
 
     def change_members(self, change: Change, *, force: bool = False) -> Membership:
         """Tell the primary to begin a change of the members; returns the record that is in force then."""
-        fields: dict[str, Any] = {"force": force}
-        match change:
-            case AddNode(name, url):
-                fields |= {"change": "add", "name": name, "url": url}
-            case RemoveNode(name):
-                fields |= {"change": "remove", "name": name}
-            case SetPolicy(policy):
-                fields |= {"change": "policy", "policy": policy}
-            case CancelChange((term, number)):
-                fields |= {"change": "cancel", "term": term, "number": number}
+        fields = msgspec.to_builtins(change) | {"force": force}
         return self._nodes.ask_primary("change-members", **fields).record(Membership)
 
     def rotate_keys(self) -> None:

@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Final
 
+import msgspec
+
 from strandline.errors import InvalidInput, NotReady
 from strandline.formats.json.fields import Fields, write_fields, write_record
 from strandline.formats.json.slots import slot_fields
@@ -18,7 +20,7 @@ from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_text
 from strandline.node.flight.client.channel import Channel
 from strandline.node.flight.security import EVERYBODY, CallerRights, Role
-from strandline.node.members.rules import AddNode, CancelChange, Change, RemoveNode, SetPolicy
+from strandline.node.members.rules import AddNode, Change
 from strandline.node.message_json import write_handover, write_node_slots, write_resume
 from strandline.node.messages import WAIT, Caller, Plan, PlannedSpan
 from strandline.node.services import NodeService
@@ -268,22 +270,14 @@ def _rebootstrap(served: NodeService, rights: CallerRights, fields: Fields) -> l
 
 
 def _change_members(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
-    fields.only("change", "name", "url", "policy", "term", "number", "force")
     rights.need(Role.ADMIN)
-    change: Change
-    match fields.text("change"):
-        case "add":
-            change = AddNode(fields.name("name"), fields.text("url"))
-            Channel(change.url).close()  # an address, or it raises
-        case "remove":
-            change = RemoveNode(fields.name("name"))
-        case "policy":
-            change = SetPolicy(fields.text("policy", longest=1 << 14))
-        case "cancel":
-            change = CancelChange((fields.natural("term"), fields.natural("number")))
-        case other:
-            raise fields.refused(f"the change {other[:40]!r} is not known")
-    return [write_record(served.node.primary.change_members(change, force=fields.flag("force")))]
+    force = fields.flag("force")
+    change: Change = fields.decoded(
+        lambda found: msgspec.convert({name: found[name] for name in found if name != "force"}, Change)
+    )
+    if isinstance(change, AddNode):
+        Channel(change.url).close()  # an address, or it raises
+    return [write_record(served.node.primary.change_members(change, force=force))]
 
 
 def _rotate_keys(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
