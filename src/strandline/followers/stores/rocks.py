@@ -159,8 +159,10 @@ class RocksStore(RuledStore):
                         delete(key)
         batch.put(POSITION, encoded(after), self._handle)
         self._known = None  # until the outcome is known, the position is read from the database
-        with self._explaining("written to"):
+        try:  # not in a block of _explaining, which would cost each write more
             self._db.write(batch, self._write_options)
+        except Exception as error:
+            raise self._failed(error, "written to") from error
         self._known = after
 
     def export_to(self, folder: Address) -> Snapshot:
