@@ -1,10 +1,11 @@
-"""What the linters cannot see: files opened behind the disk's back, and imports by strings that go up the house.
+"""What the linters cannot see: files opened behind the disk's back, imports by strings, and circles of modules.
 
 Usage: check_house.py [FILE_OR_FOLDER ...], by default the package. Prints one line per offence and exits
 with 1 if there is any. Ruff bans the named functions (``time.time``, ``os.fsync``, ...); this bans the
 builtin ``open`` and the methods by which a ``Path`` reads and writes, in every room but those that own the
 disk or may touch it. A string that names a module is an import: it may name one of the same room or of a room
 below, by the layers in ``pyproject.toml``; and only the two modules that look names up may import a module by name.
+No module imports, by any way round, one that imports it: neither within a function nor for type checkers only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import ast
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent.parent / "src" / "strandline"
@@ -77,6 +79,33 @@ def upward(source: str, place: str) -> list[tuple[int, str]]:
             case ast.Name(id=name) | ast.Attribute(attr=name) if name in IMPORTERS and place not in LOOKS_NAMES_UP:
                 found.append((node.lineno, name))
     return sorted(found)
+
+
+def circle(sources: Mapping[str, str]) -> list[str]:
+    r"""Modules that import each other in a circle, the first of them again at the end; none if there is no circle.
+
+    >>> circle({"a": "import b", "b": "def f():\n    from a import g"})
+    ['a', 'b', 'a']
+    >>> circle({"a": "from a import b", "a.b": "import json"})
+    []
+    """
+    imported: dict[str, set[str]] = {module: set() for module in sources}
+    for module, source in sources.items():
+        for node in ast.walk(ast.parse(source)):
+            match node:
+                case ast.Import(names=names):
+                    found = {name.name for name in names}
+                case ast.ImportFrom(module=str(place), names=names):
+                    inner = {f"{place}.{name.name}" for name in names}
+                    found = inner if inner <= sources.keys() else inner | {place}
+                case _:
+                    continue
+            imported[module] |= found & sources.keys() - {module}
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
 
 
 def _walk(tree: ast.AST, paths: set[str]) -> Iterator[tuple[int, str]]:
@@ -146,6 +175,11 @@ def main(arguments: list[str]) -> int:
             for line, complaint in _complaints(file):
                 print(f"{file}:{line}: {complaint}")
                 found += 1
+    package = {".".join(file.relative_to(PACKAGE.parent).with_suffix("").parts): file for file in PACKAGE.rglob("*.py")}
+    sources = {name.removesuffix(".__init__"): file.read_text(encoding="utf-8") for name, file in package.items()}
+    if not arguments and (around := circle(sources)):
+        print(f"{' imports '.join(around)}: let one of them not know the other")
+        found += 1
     print(f"House rules: {found} broken" if found else "House rules: kept")
     return 1 if found else 0
 

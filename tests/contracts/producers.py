@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.errors import BufferFull, ExpectationFailed, InvalidInput, OutOfOrder, ProducerClosed, Unsupported
-from strandline.log.contract import Receipt
+from strandline.model.head import Receipt
 from strandline.testing.stores import together
 from tests.contracts.logs.batches import records
 

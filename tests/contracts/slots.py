@@ -9,9 +9,9 @@ from uuid import UUID
 import pytest
 
 from strandline.errors import AlreadyExists, CursorExpired, Diverged, Fenced, InvalidInput, NotFound, SlotInvalid
-from strandline.log.contract import Log, Receipt, Slot
+from strandline.log.contract import Log, Slot
 from strandline.model.cursor import Cursor
-from strandline.model.head import WriterId
+from strandline.model.head import Receipt, WriterId
 from strandline.model.records import Op, record_batch
 from strandline.testing.stores import together
 

@@ -94,12 +94,11 @@ from strandline.formats.wal.frame import (
 from strandline.formats.wal.index import INDEX_LEAD, IndexEntry, decode_index, encode_entry, new_chain
 from strandline.formats.wal.mark import Mark, decode_mark, encode_mark
 from strandline.kv.nats.headers import parse_headers
-from strandline.log.contract import Receipt
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.log.wal.migrated_spool import decode_migrated, encode_migrated
 from strandline.log.wal.recover.walk import walk
 from strandline.model.cursor import Cursor
-from strandline.model.head import MetadataRange, QueueManifest, SourceProof, WriterState, proven
+from strandline.model.head import MetadataRange, QueueManifest, Receipt, SourceProof, WriterState, proven
 from strandline.model.node import Heartbeat, Membership, NodeState, Peer, Trouble
 from strandline.model.records import RECORD_SCHEMA, with_offsets
 from strandline.model.retention import Invalidation, InvalidReason, SlotState

@@ -163,6 +163,27 @@ def make_believe(folder: Path, files: dict[str, str]) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(
+    "way",
+    [
+        "from strandline.log.contract import Log\n",
+        "def late() -> None:\n    import strandline.log.contract\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from strandline.log import contract\n",
+    ],
+    ids=["at the top", "in a function", "for type checkers"],
+)
+def test_a_circle_of_modules_is_caught(way: str) -> None:
+    circle = runpy.run_path(str(ROOT / "scripts" / "check_house.py"))["circle"]
+    sources = {
+        "strandline.log.contract": "from strandline.log import handles\n",
+        "strandline.log.handles": "import strandline.model.head\n",
+        "strandline.model.head": "import json\n",
+    }
+    assert circle(sources) == []
+    sources["strandline.model.head"] += way
+    assert sorted(circle(sources)[1:]) == sorted(sources)
+
+
 def test_imports_that_go_down_the_house_are_fine(tmp_path: Path) -> None:
     package = make_believe(
         tmp_path,

@@ -26,7 +26,6 @@ from strandline.errors import (
 from strandline.followers.run import Batching
 from strandline.ingestion.log_sink import LogSink, pieces_of
 from strandline.ingestion.run import IngestProgress, WriteBehind
-from strandline.log.contract import Receipt
 from strandline.log.memory import MemoryLog
 from strandline.log.object.head.edits import SPILL_AT
 from strandline.log.object.log import open_log
@@ -35,7 +34,7 @@ from strandline.log.wal.recover.rewind import rewind
 from strandline.log.writers.numbered import MAX_SOURCES, MAX_WRITERS
 from strandline.log.writers.source import advancing, source_writer
 from strandline.model.cursor import Bounds
-from strandline.model.head import Head, WriterId
+from strandline.model.head import Head, Receipt, WriterId
 from strandline.model.records import record_batch
 from strandline.storage.env import Env
 from strandline.storage.task_pool import ThreadPool

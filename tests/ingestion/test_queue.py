@@ -12,7 +12,7 @@ from strandline.compat.v1.upgrade import upgrade
 from strandline.errors import CursorExpired, Diverged, InvalidInput
 from strandline.log.memory import MemoryLog
 from strandline.log.object.log import open_log
-from strandline.log.read.reading import last_record
+from strandline.log.read.span_tasks import last_record
 from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.plain import PlainStore

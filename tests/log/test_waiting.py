@@ -42,7 +42,7 @@ def idle(waiter, looked, clock, *, turn, seconds=60.0):
     """The number of polls in a minute of waiting."""
     end, began, before = looked.log.end(), clock.monotonic(), looked.looks
     while clock.monotonic() - began < seconds:
-        assert not waiter.wait(looked, end, turn, clock)
+        assert not waiter.wait(looked.bounds, end, turn, clock)
     return looked.looks - before
 
 
@@ -59,7 +59,7 @@ def test_a_record_after_a_long_wait_is_seen_within_a_quarter_of_a_second(log, cl
     end = log.end()
     append(log)
     began = clock.monotonic()
-    while not waiter.wait(looked, end, 0.05, clock):
+    while not waiter.wait(looked.bounds, end, 0.05, clock):
         pass
     assert clock.monotonic() - began <= 0.25
 
@@ -69,7 +69,7 @@ def test_after_something_came_it_polls_often_again(log, clock):
     idle(waiter, looked, clock, turn=0.05)
     append(log)
     looked.looks = 0
-    assert not waiter.wait(looked, log.end(), 0.05, clock)
+    assert not waiter.wait(looked.bounds, log.end(), 0.05, clock)
     assert looked.looks > 3
 
 
@@ -78,4 +78,4 @@ def test_without_a_timeout_it_polls_at_once(log, clock):
     idle(waiter, looked, clock, turn=0.05)
     end = log.end()
     append(log)
-    assert waiter.wait(looked, end, 0.0, clock)
+    assert waiter.wait(looked.bounds, end, 0.0, clock)

@@ -17,11 +17,11 @@ from strandline.errors import Fenced, InvalidInput, NotReady, StorageError
 from strandline.node.flight.client.primary_client import FlightUpstream
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
+from strandline.node.flight.server.actions import NodeService
 from strandline.node.messages import Caller
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
 from strandline.node.running import NodeConfig, RunningNode
-from strandline.node.services import NodeService
 from strandline.storage.clock import CLOCK
 from strandline.storage.lease import Lease
 from strandline.storage.objects.local import LocalStore

@@ -15,7 +15,8 @@ from strandline.errors import BadRecord, CorruptData, InvalidInput, SchemaRefuse
 from strandline.formats.json.value_versions import ValueVersion, read_versions, version_fields
 from strandline.log import read_decoded
 from strandline.values.recorded import as_version, check_recorded, codec_of, with_version
-from strandline.values.schema.json_schema import constrained, constraining_keyword
+from strandline.values.schema.json_schema import constraining_keyword
+from strandline.values.schema.schemas import constrained
 
 INTEGER: dict[str, Any] = {"type": "integer"}
 NUMBER: dict[str, Any] = {"type": "number"}

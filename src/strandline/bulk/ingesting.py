@@ -28,7 +28,7 @@ from strandline.log.object import ObjectLog
 from strandline.log.object.head.edits import BatchListing
 from strandline.log.object.staging import MOST_BATCHES, StagedAppend
 from strandline.log.read.planning import cursor_after, divided
-from strandline.log.read.reading import fetch_in_order, read_between
+from strandline.log.read.reading import fetch_in_order
 from strandline.log.writers.source import source_writer
 from strandline.model.addresses import Address, ParsedAddress
 from strandline.model.arguments import ANY, checked
@@ -78,7 +78,7 @@ class StreamRange:
     def read(self) -> Iterator[pa.RecordBatch]:
         """The messages, in order."""
         with contextlib.closing(self.open()) as stream:
-            yield from read_between(stream, Cursor(stream.log_id, self.first), self.next, None)
+            yield from stream.read(Cursor(stream.log_id, self.first), upto=self.next)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
+
+from strandline.cli.shared.interruption import end_at_once
 
 
 def main() -> None:
@@ -31,12 +32,3 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:  # a second one, while the first one was being handled
         end_at_once()
-
-
-def end_at_once(*_: object) -> None:
-    """Ctrl-C before a command has begun, or after it has ended: nothing is under way that could be finished.
-
-    An exception instead would be raised within whatever is being imported, and not every import passes it on.
-    """
-    os.write(2, b"interrupted\n")
-    os._exit(130)

@@ -8,7 +8,7 @@ from strandline.errors import Diverged
 from strandline.ingestion.streams import MessageStream
 from strandline.log.contract import Log, LogReading
 from strandline.log.read.erased_records import same_unless_erased
-from strandline.log.read.reading import last_record
+from strandline.log.read.span_tasks import last_record
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterState
 

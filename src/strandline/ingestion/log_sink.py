@@ -9,10 +9,10 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import CommitTimedOut, NotReady, OutcomeUnknown, StrandlineError
-from strandline.log.contract import Handle, LogReading, Receipt, require
+from strandline.log.contract import Handle, LogReading, require
 from strandline.log.writers.source import advancing, source_writer
 from strandline.model.cursor import Cursor
-from strandline.model.head import SourceProof, WriterId, WriterState, proven
+from strandline.model.head import Receipt, SourceProof, WriterId, WriterState, proven
 from strandline.model.records import RECORD_SCHEMA, RecordSource
 from strandline.model.sink import remaining
 from strandline.storage.env import SYSTEM, Env

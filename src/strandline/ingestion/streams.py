@@ -146,7 +146,7 @@ class MessageStream(LogReading, Closing, ABC):
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the stream reaches past the cursor (True), or until the timeout (False); polls."""
         try:
-            return self._waiter.wait(self, past, timeout, self._clock)
+            return self._waiter.wait(self.bounds, past, timeout, self._clock)
         except StrandlineError:
             self._forget()
             raise

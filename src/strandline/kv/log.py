@@ -26,10 +26,11 @@ from strandline.errors import (
 )
 from strandline.kv.contract import KeyListing
 from strandline.kv.log_watch import LogFold, LogKeyValueSubscription, VersionedValue
-from strandline.log.contract import READING, Log, Receipt, require
+from strandline.log.contract import READING, Log, require
 from strandline.log.writers.numbered import InDoubt, NumberedWriter, Refused
 from strandline.model.arguments import checked, shown
 from strandline.model.cursor import Cursor, Limit
+from strandline.model.head import Receipt
 from strandline.model.keyed import (
     EVERYTHING,
     UNKNOWN,

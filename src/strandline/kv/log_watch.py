@@ -116,7 +116,7 @@ class LogFold:
                 f"The log {self._log.log_id} was trimmed to offset {bounds.first} while this key-value store had read "
                 f"up to {at.next}: open it again, with a store made from a newer snapshot as its base."
             )
-        for upto, batches in read_spans(self._log, at, bounds.next, _COLUMNS):
+        for upto, batches in read_spans(self._log.plan, at, bounds.next, _COLUMNS):
             for batch in batches:
                 self._fold(batch)
             self._at = at = upto

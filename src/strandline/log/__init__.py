@@ -8,7 +8,6 @@ from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
     from strandline.log import topic as topic
-    from strandline.log.contract import Receipt as Receipt
     from strandline.log.memory import MemoryLog as MemoryLog
     from strandline.log.object.log import ObjectLog as ObjectLog
     from strandline.log.object.maintain.remembered_sources import forget_source as forget_source
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from strandline.log.wal.read.reading import WalReader as WalReader
     from strandline.model.cursor import Bounds as Bounds
     from strandline.model.cursor import Limit as Limit
+    from strandline.model.head import Receipt as Receipt
     from strandline.model.head import WriterId as WriterId
     from strandline.model.records import READ_SCHEMA as READ_SCHEMA
     from strandline.model.records import RECORD_SCHEMA as RECORD_SCHEMA

@@ -4,36 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol, final, runtime_checkable
+from typing import Final, Protocol, final, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.errors import Unsupported
-from strandline.log.read.reading import read_between
+from strandline.log.produce.producer import Producer
+from strandline.log.read.reading import read_spans
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
-from strandline.model.head import WriterId
+from strandline.model.head import Receipt, WriterId
 from strandline.model.records import RecordSource
 from strandline.model.retention import SlotState
 from strandline.values.contract import Codec
-
-if TYPE_CHECKING:
-    from strandline.log.produce.producer import Producer
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """Proof that records are durable and listed: ``count`` of them from offset ``first``.
-
-    ``first`` is None only for a repeated append whose offset the log no longer remembers: it *is* listed.
-    """
-
-    first: int | None
-    count: int
-
-    def part(self, index: int, count: int) -> Receipt:
-        """The receipt of ``count`` of the records, from the one at ``index`` on."""
-        return Receipt(None if self.first is None else self.first + index, count)
 
 
 @runtime_checkable
@@ -193,7 +176,18 @@ class LogReading(Protocol):
         ``since`` is an offset, a cursor, a time or a word: ``"beginning"``, ``"retained"`` or ``"now"``. Raises as
         :meth:`plan` does; ``NotReady`` if the log does not reach ``upto`` yet.
         """
-        return read_between(self, since, upto, columns)
+        cursor = self.start() if since is None else cursor_of(self, since)
+        # Not by its bounds: where a cold tier begins may be unknown now.
+        end = self.position_of("now") if upto is None else upto
+        if cursor.next >= end:
+            self.plan(cursor, Limit(batches=1))  # refuses a cursor past the end or of another log
+        for _, batches in read_spans(self.plan, cursor, end, columns):
+            yield from batches
+
+
+def cursor_of(log: LogReading, start: Start) -> Cursor:
+    """The cursor of a reader that begins at an offset, a cursor, a time or a word."""
+    return start if isinstance(start, Cursor) else log.cursor_at(log.position_of(start))
 
 
 @runtime_checkable

@@ -332,6 +332,21 @@ class QueueManifest:
     epoch: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """Proof that records are durable and listed: ``count`` of them from offset ``first``.
+
+    ``first`` is None only for a repeated append whose offset the log no longer remembers: it *is* listed.
+    """
+
+    first: int | None
+    count: int
+
+    def part(self, index: int, count: int) -> Receipt:
+        """The receipt of ``count`` of the records, from the one at ``index`` on."""
+        return Receipt(None if self.first is None else self.first + index, count)
+
+
 @dataclass(slots=True, eq=False)
 class LogBatch:
     """A batch on its way from a log to a replica; never split or reordered. Immutable by convention.

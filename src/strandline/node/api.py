@@ -11,14 +11,14 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import NotReady, Unsupported
-from strandline.log.contract import Handle, Log, LogReading, Receipt, Slots
+from strandline.log.contract import Handle, Log, LogReading, Slots
 from strandline.log.produce.appending import Produces, Shipping, shipping_by
 from strandline.log.read.value_format import WithoutFormat
 from strandline.log.writers.numbered import numbered
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
-from strandline.model.head import StoredAppend, WriterId, WriterState
+from strandline.model.head import Receipt, StoredAppend, WriterId, WriterState
 from strandline.model.node import Membership
 from strandline.model.records import RecordSource, values_bytes
 from strandline.node.config import NodeConfig, NodeSettings, ReplicaSettings

@@ -12,10 +12,10 @@ from strandline.errors import CorruptData
 from strandline.formats.json.fields import Fields, write_fields
 from strandline.formats.json.slots import read_slot, slot_fields
 from strandline.formats.node.ticket import key_columns, keys_of
-from strandline.log.contract import Receipt
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.log.slots.slot_lag import SlotLag
 from strandline.model.arguments import Natural
+from strandline.model.head import Receipt
 from strandline.model.json_values import read_record
 from strandline.model.node import Membership
 from strandline.model.retention import SlotLimits, parse_retention

@@ -12,11 +12,11 @@ import msgspec
 
 from strandline.errors import CommitTimedOut
 from strandline.formats.node.ticket import TicketKey
-from strandline.log.contract import Receipt
 from strandline.log.slots.resume import FullRebootstrap, PartialResync
 from strandline.log.slots.slot_lag import SlotLag
 from strandline.model.arguments import Natural
 from strandline.model.cursor import Cursor
+from strandline.model.head import Receipt
 from strandline.model.json_values import PlainName
 from strandline.model.node import Heartbeat, Membership
 from strandline.model.retention import Retention, SlotLimits, SlotState

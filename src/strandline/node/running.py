@@ -95,7 +95,9 @@ class ControlQueue:
 @final
 @checked
 class RunningNode(Closing):
-    """A node with its server and its control thread. Satisfies :class:`~strandline.node.services.NodeService`.
+    """A node with its server and its control thread.
+
+    Satisfies :class:`~strandline.node.flight.server.actions.NodeService`.
 
     :meth:`close`, or the end of the block, stops the server and the control thread, and releases the folder and the
     lease. If the control thread fails (a bug: faults of network, disk or other nodes do not cause it), the node steps

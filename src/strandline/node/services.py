@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch
@@ -20,9 +20,6 @@ from strandline.node.messages import (
     SnapshotOffer,
     Topology,
 )
-
-if TYPE_CHECKING:
-    from strandline.node.node import Node
 
 
 class ReplicationFeed(Protocol):
@@ -102,18 +99,3 @@ class Upstream(Protocol):
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
-
-
-@runtime_checkable
-class NodeService(Protocol):
-    """A node as its server calls it. Every call raises ``NotReady`` while the node is starting."""
-
-    @property
-    def node(self) -> Node:
-        """The copy of the log in its role; the server does not step it."""
-
-    def promote(self, *, force: bool) -> Topology:
-        """Become the primary if that loses nothing committed; ``force`` ignores nodes that cannot be reached."""
-
-    def rebootstrap(self) -> None:
-        """Rebuild the copy of the log from a snapshot of the primary; ``NotReady`` on a primary."""

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from strandline.errors import ExpectationFailed, InvalidInput, OutOfOrder, WriterExpired
-from strandline.log.contract import Handle, Log, Receipt
+from strandline.log.contract import Handle, Log
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
+from strandline.model.head import Receipt
 from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, Op
 from strandline.testing.stores import together
 from tests.contracts.logs.batches import SOON, append, content, fetched, headers_named, records, writer_named

@@ -14,9 +14,10 @@ from uuid import UUID
 import pytest
 
 from strandline.errors import CursorExpired, Diverged, InvalidInput, NotReady
-from strandline.log.contract import Log, Receipt
+from strandline.log.contract import Log
 from strandline.log.read.planning import cursor_after
 from strandline.model.cursor import Bounds, Cursor, Limit, Span, Start
+from strandline.model.head import Receipt
 from strandline.model.records import READ_SCHEMA
 from tests.contracts.logs.batches import SOON, append, fetched
 from tests.contracts.slots import LogOwner

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from strandline.errors import AlreadyExists, Contended, Fenced, OutcomeUnknown, TransientStorageError
-from strandline.log.contract import Receipt, Slot
+from strandline.log.contract import Slot
 from strandline.log.object import ObjectLog, open_log
-from strandline.model.head import WriterId
+from strandline.model.head import Receipt, WriterId
 from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance

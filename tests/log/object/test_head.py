@@ -21,7 +21,6 @@ from strandline.errors import (
     WriterExpired,
 )
 from strandline.formats.object.head import encode_head
-from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, open_log
 from strandline.log.object.head import edits
 from strandline.log.object.head.edits import (
@@ -40,7 +39,7 @@ from strandline.log.object.head.index import chunk_path, entries_from
 from strandline.log.read.planning import plan_entries
 from strandline.log.writers.numbered import MAX_WRITERS
 from strandline.model.cursor import Bounds, Limit
-from strandline.model.head import ChunkRef, Entry, Head, Pin, WriterId
+from strandline.model.head import ChunkRef, Entry, Head, Pin, Receipt, WriterId
 from strandline.model.stamp import OpId, Stamped
 from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance

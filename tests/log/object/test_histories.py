@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from strandline.errors import OutcomeUnknown, TransientStorageError
-from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog
 from strandline.log.object.head import edits
 from strandline.log.slots import rules
-from strandline.model.head import WriterId
+from strandline.model.head import Receipt, WriterId
 from strandline.testing.faulty import Faults
 from tests.cases import sampled
 from tests.contracts.slots import append

@@ -16,10 +16,10 @@ from strandline.errors import (
     TransientStorageError,
     WriterExpired,
 )
-from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, open_log
 from strandline.log.writers.numbered import MAX_WRITERS
 from strandline.model.cursor import Bounds
+from strandline.model.head import Receipt
 from strandline.model.stamp import REMEMBERED
 from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore

@@ -12,12 +12,11 @@ import pytest
 
 from strandline.bulk.verifying import verify as verify_log
 from strandline.errors import ExpectationFailed, InvalidInput, NotFound, OutOfOrder, StrandlineError
-from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, open_log
 from strandline.log.object.head.edits import BatchListing
 from strandline.log.object.staging import FOLDER, KEPT_SECONDS, MOST_BATCHES, StagedAppend
 from strandline.log.writers.source import source_writer
-from strandline.model.head import WriterId
+from strandline.model.head import Receipt, WriterId
 from strandline.model.records import record_batch
 from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore

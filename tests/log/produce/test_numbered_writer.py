@@ -15,9 +15,9 @@ from strandline.errors import (
     TransientStorageError,
     WriterExpired,
 )
-from strandline.log.contract import Receipt
 from strandline.log.memory import MemoryLog
 from strandline.log.writers.numbered import InDoubt, NumberedWriter, Refused
+from strandline.model.head import Receipt
 from strandline.model.records import Op, record_batch
 from strandline.storage.clock import CHANCE
 from strandline.storage.env import Env

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pytest
 
 from strandline.errors import BufferFull, InvalidInput, ProducerClosed
-from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.model.cursor import Bounds
-from strandline.model.head import MetadataRange
+from strandline.model.head import MetadataRange, Receipt
 from strandline.model.records import MAX_RECORD_BYTES, Op
 from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock

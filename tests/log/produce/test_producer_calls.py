@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 import strandline as sl
 from strandline.compat.v1.log import open_queue
 from strandline.errors import BufferFull, InvalidInput
-from strandline.log.contract import Receipt
 from strandline.log.object.log import open_log
 from strandline.log.produce.rows import CALL, ENTRY, Room, cut_rows, page_of
 from strandline.log.produce.shipper import MAX_METADATA, RANGE_BYTES
+from strandline.model.head import Receipt
 from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 

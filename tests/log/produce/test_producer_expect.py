@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from strandline.errors import ExpectationFailed, OutcomeUnknown, ProducerFailed, StorageError
-from strandline.log.contract import Handle, Receipt
+from strandline.log.contract import Handle
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.model.cursor import Bounds
+from strandline.model.head import Receipt
 from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import FaultyStore

@@ -11,9 +11,9 @@ import pytest
 
 from strandline.errors import DiskFull, OutcomeUnknown, ProducerFailed, StorageError, TransientStorageError
 from strandline.formats.arrow.block import encode_page
-from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.model.cursor import Bounds
+from strandline.model.head import Receipt
 from strandline.storage.disk import DISK
 from strandline.storage.env import Env
 from strandline.storage.objects.local import LocalStore

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from strandline.errors import BufferFull, ProducerClosed, StorageError
-from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.model.cursor import Bounds
+from strandline.model.head import Receipt
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
 from tests.cases import some

@@ -12,13 +12,12 @@ import pytest
 
 from strandline.errors import BufferFull, Contended, InvalidInput
 from strandline.formats.arrow.block import Compression
-from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.log.object.upload import Lister, ObjectShipper
 from strandline.log.produce.committer import ListingPace
 from strandline.log.produce.limits import Limits
 from strandline.model.cursor import Bounds
-from strandline.model.head import Head, WriterId
+from strandline.model.head import Head, Receipt, WriterId
 from strandline.model.records import Op, record_batch
 from strandline.model.stamp import OpId
 from strandline.storage.clock import CHANCE

@@ -18,12 +18,11 @@ from strandline.errors import (
     TransientStorageError,
     WriterExpired,
 )
-from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.log.produce.rows import Row
 from strandline.log.writers.numbered import MAX_WRITERS
 from strandline.model.cursor import Bounds
-from strandline.model.head import WriterId
+from strandline.model.head import Receipt, WriterId
 from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Faults, FaultyStore

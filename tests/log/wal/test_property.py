@@ -33,10 +33,10 @@ from strandline.errors import (
     StrandlineError,
     WriterExpired,
 )
-from strandline.log.contract import Receipt
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor, Limit
+from strandline.model.head import Receipt
 from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash

@@ -21,7 +21,6 @@ from strandline.errors import (
     StorageError,
 )
 from strandline.formats.wal.index import decode_index, new_chain
-from strandline.log.contract import Receipt
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import REWIND, data_name, firsts_in, index_name
 from strandline.log.wal.read.reading import WalReader
@@ -29,7 +28,7 @@ from strandline.log.wal.recover.manual_repair import repair_log
 from strandline.log.wal.recover.rewind import rewind
 from strandline.log.wal.recover.verify import verify
 from strandline.model.cursor import Bounds, Cursor
-from strandline.model.head import WriterId
+from strandline.model.head import Receipt, WriterId
 from strandline.model.retention import InvalidReason
 from strandline.storage.disk import DISK
 from strandline.storage.env import SYSTEM, Env

@@ -9,13 +9,12 @@ from uuid import UUID
 import pytest
 
 from strandline.errors import AlreadyExists, CorruptData, NotFound
-from strandline.log.contract import Receipt
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import INDEX, data_name, firsts_in
 from strandline.log.wal.read.reading import WalReader
 from strandline.log.wal.snapshot import KIND, KIND_VERSION, fill, verify
 from strandline.model.cursor import Bounds, Cursor
-from strandline.model.head import WriterId
+from strandline.model.head import Receipt, WriterId
 from strandline.snapshots.sealed import seal, unpack
 from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK

@@ -10,11 +10,10 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import CursorExpired, NotReady
-from strandline.log.contract import Receipt
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor
-from strandline.model.head import WriterId
+from strandline.model.head import Receipt, WriterId
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.disk import DISK, AppendFile, Disk
 from strandline.storage.env import Env

@@ -16,8 +16,8 @@ from typing import Annotated, Any, Final, ParamSpec, Self, TypeVar
 
 import typer
 
-from strandline.cli import end_at_once
 from strandline.cli.shared import output as show
+from strandline.cli.shared.interruption import end_at_once
 from strandline.cli.shared.option_groups import hidden_options, with_groups
 from strandline.cli.shared.shared_options import OF_EVERY, OF_NODES, add, shared
 from strandline.cli.shared.text import escaped, parse_start

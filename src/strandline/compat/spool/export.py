@@ -147,7 +147,7 @@ def _flush(file: AppendFile, parts: list[bytes | memoryview]) -> int:
 
 def _batches(log: WalLog | WalReader, bounds: Bounds) -> Iterator[tuple[int, pa.RecordBatch]]:
     """All records in order, with their terms; each must be a value and nothing else."""
-    for cursor, batches in read_spans(log, Cursor(log.log_id, bounds.first), bounds.next, None):
+    for cursor, batches in read_spans(log.plan, Cursor(log.log_id, bounds.first), bounds.next, None):
         for batch in batches:
             _refuse_more_than_values(batch)
             yield cursor.term, batch

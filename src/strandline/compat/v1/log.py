@@ -202,7 +202,7 @@ class QueueLog(WithoutFormat, Produces, LogReading, Closing):
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the queue reaches past the cursor; polls the manifest with growing pauses."""
-        return self._waiter.wait(self, past, timeout, self.env.clock)
+        return self._waiter.wait(self.bounds, past, timeout, self.env.clock)
 
     def _shipper(self, cell: ManifestCell, writer: WriterId, compression: str) -> QueueShipper:
         codec = Compression.named(compression)

@@ -13,12 +13,11 @@ from strandline.compat.v1.edits import Moment, QueueListing, list_batches, mark_
 from strandline.compat.v1.manifest_format import ManifestCodec
 from strandline.errors import AlreadyExists, Contended, InvalidInput, NotFound, OutcomeUnknown
 from strandline.formats.arrow.block import Compression
-from strandline.log.contract import Receipt
 from strandline.log.object.upload import RESOLVES, StoreShipper
 from strandline.log.produce.rows import check_opaque
 from strandline.log.produce.shipper import Draft, Sealed
 from strandline.log.queue.contract import Writes
-from strandline.model.head import MetadataRanges, QueueManifest, WriterId
+from strandline.model.head import MetadataRanges, QueueManifest, Receipt, WriterId
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.env import Env

@@ -27,7 +27,8 @@ from strandline.formats.arrow.block import Compression
 from strandline.log.object.head.index import StoredChunks, entries_from
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.upload import Lister, ObjectShipper
-from strandline.log.read.reading import fetch_in_order, last_record
+from strandline.log.read.reading import fetch_in_order
+from strandline.log.read.span_tasks import last_record
 from strandline.log.writers.source import is_member, is_source, source_writer
 from strandline.model.cursor import Limit
 from strandline.model.head import Head, MetadataRanges, QueueManifest, WriterId

@@ -32,7 +32,8 @@ T = TypeVar("T")
 
 _IDENTITIES: Final = UUID("5f0a3c56-6a0e-5c0e-9f5b-0d6a4f1a7c11")
 """UUID namespace of stream identities."""
-
+_MESSAGE: Final = "$JS.ACK."
+"""How the reply subject of a stream's message begins; answers of the server itself have none."""
 _SLACK: Final = 2.0
 """Extra seconds that a caller waits, so that it gets the loop's more precise error."""
 

@@ -253,7 +253,7 @@ class ObjectLog(HeadLog[ObjectSpan], Produces, Closing):
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the log reaches past the cursor; polls the head with growing pauses."""
-        return self._waiter.wait(self, past, timeout, self.env.clock)
+        return self._waiter.wait(self.bounds, past, timeout, self.env.clock)
 
     def _new_lister(self) -> Lister:
         return Lister(self.store, self.log_id, env=self.env)

@@ -19,12 +19,11 @@ import pyarrow as pa
 
 from strandline.errors import Contended, InvalidInput, NotFound, OutcomeUnknown, OutOfOrder
 from strandline.formats.arrow.block import Compression
-from strandline.log.contract import Receipt
 from strandline.log.object.head.edits import BatchListing, Group, StaleUpload
 from strandline.log.object.head.index import MissingChunk, StoredChunks, entries_from
 from strandline.log.object.upload import RESOLVES, Lister, ObjectDraft
 from strandline.log.writers.source import advancing, is_of_run, is_source, member_of
-from strandline.model.head import Head, SourceProof, WriterId, proven
+from strandline.model.head import Head, Receipt, SourceProof, WriterId, proven
 from strandline.model.records import MAX_BATCH_RECORDS
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.metrics import count_written

@@ -17,7 +17,6 @@ from strandline.errors import Contended, Diverged, OutcomeUnknown, OutOfOrder, S
 from strandline.formats.arrow.block import Compression, Parts, encode_page
 from strandline.formats.object.batch import BatchInfo, encode_batch
 from strandline.formats.object.head import HeadCodec, OtherLogsHead, encode_chunk
-from strandline.log.contract import Receipt
 from strandline.log.object.head.edits import (
     BatchListing,
     Group,
@@ -31,7 +30,7 @@ from strandline.log.object.head.edits import (
 )
 from strandline.log.object.head.index import chunk_path
 from strandline.log.produce.shipper import D, Draft, L, Sealed, Shipper
-from strandline.model.head import Head, MetadataRanges, WriterId
+from strandline.model.head import Head, MetadataRanges, Receipt, WriterId
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.env import Env

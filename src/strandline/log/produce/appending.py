@@ -11,14 +11,14 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol, runtime_checkable
 import pyarrow as pa
 
 from strandline.errors import ExpectationFailed, InvalidInput, OutcomeUnknown, OutOfOrder, StrandlineError
-from strandline.log.contract import Handle, Receipt
+from strandline.log.contract import Handle
 from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
 from strandline.log.produce.shipper import Draft, Sealed, Shipper
 from strandline.log.produce.typed import ValueEncoder
 from strandline.log.read.value_format import named_codec
 from strandline.model.arguments import Positive, checked
-from strandline.model.head import MetadataRanges, WriterId
+from strandline.model.head import MetadataRanges, Receipt, WriterId
 from strandline.model.records import RECORD_SCHEMA
 from strandline.storage.env import Env
 from strandline.storage.retry import Backoff

@@ -8,9 +8,9 @@ from itertools import takewhile
 from typing import Final
 
 from strandline.errors import ExpectationFailed, ProducerClosed
-from strandline.log.contract import Receipt
 from strandline.log.produce.state import State
 from strandline.log.produce.uploads import Batch
+from strandline.model.head import Receipt
 from strandline.storage.env import Env
 from strandline.storage.worker_thread import ReentrantEvent, WorkerThread
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from itertools import count
 
-from strandline.log.contract import Receipt
 from strandline.model.arguments import TIMEOUT
+from strandline.model.head import Receipt
 from strandline.storage.fork_check import Origin, call_in_child
 
 

@@ -10,7 +10,6 @@ from datetime import datetime
 from typing import Any, Final, Never, Self
 
 from strandline.errors import InvalidInput, Unsupported
-from strandline.log.contract import Receipt
 from strandline.log.produce.committer import Committer
 from strandline.log.produce.handles import BatchHandle, ProduceHandle, RecordHandle, placed_page
 from strandline.log.produce.limits import Limits
@@ -34,7 +33,7 @@ from strandline.log.produce.shipper import Shipper
 from strandline.log.produce.state import State
 from strandline.log.produce.typed import TYPES, ValueEncoder
 from strandline.model.arguments import checked
-from strandline.model.head import MetadataRanges, WriterId
+from strandline.model.head import MetadataRanges, Receipt, WriterId
 from strandline.model.records import Op, RecordSource, conform, record_batch
 from strandline.storage.closing import Closing
 from strandline.storage.env import Env

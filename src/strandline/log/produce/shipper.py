@@ -9,8 +9,7 @@ from typing import ClassVar, Final, Generic, TypeVar
 
 import pyarrow as pa
 
-from strandline.log.contract import Receipt
-from strandline.model.head import MetadataRanges
+from strandline.model.head import MetadataRanges, Receipt
 from strandline.model.records import MAX_BATCH_BYTES, MAX_RECORD_BYTES
 
 L = TypeVar("L")

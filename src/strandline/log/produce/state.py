@@ -14,7 +14,6 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import BufferFull, ExpectationFailed, ProducerClosed, ProducerFailed
-from strandline.log.contract import Receipt
 from strandline.log.produce.handles import BatchOutcome, Page
 from strandline.log.produce.limits import Limits
 from strandline.log.produce.rows import (
@@ -30,7 +29,7 @@ from strandline.log.produce.rows import (
 )
 from strandline.log.produce.shipper import MAX_METADATA, Shipper
 from strandline.log.produce.uploads import Batch, Uploads
-from strandline.model.head import MetadataRanges
+from strandline.model.head import MetadataRanges, Receipt
 from strandline.storage.clock import CLOCK
 from strandline.storage.env import Env
 from strandline.storage.fork_check import Origin, call_in_child

@@ -8,7 +8,6 @@ import pyarrow as pa
 
 from strandline.errors import InvalidInput
 from strandline.log.contract import LogReading
-from strandline.log.read.reading import read_between
 from strandline.log.read.value_format import named_codec
 from strandline.model.arguments import checked
 from strandline.model.cursor import Start
@@ -48,4 +47,4 @@ def read_decoded(
     if codec is None:
         raise InvalidInput(f"{log!r} names no format for its values, so that they are bytes: name a codec.")
     value_fields(codec)
-    return (decode_records(batch, codec, bad) for batch in read_between(log, since, end, None))
+    return (decode_records(batch, codec, bad) for batch in log.read(since, upto=end))

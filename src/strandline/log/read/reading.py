@@ -5,23 +5,18 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 
-from strandline.errors import CursorExpired, InvalidInput, NotFound, NotReady
+from strandline.errors import InvalidInput, NotFound, NotReady
 from strandline.log.read.decoded_sizes import DecodedSizes, F
 from strandline.log.read.planning import cursor_after, divided_spans, joined
-from strandline.model.cursor import Cursor, Limit, Start
-from strandline.model.records import RECORD_SCHEMA
+from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.storage.clock import Clock
 from strandline.storage.fork_check import Origin
-
-if TYPE_CHECKING:
-    from strandline.log.contract import LogReading
-
 
 AHEAD_BYTES: Final = 64 << 20
 
@@ -87,10 +82,10 @@ class HeadPoller(threading.local):
     _pause = _FIRST_POLL
     _poll_at = 0.0
 
-    def wait(self, log: LogReading, past: Cursor, timeout: float, clock: Clock) -> bool:
-        """Block until the log reaches past the cursor (True), or until the timeout (False), with growing pauses.
+    def wait(self, bounds: Callable[[], Bounds], past: Cursor, timeout: float, clock: Clock) -> bool:
+        """Block until the bounds of a log are past the cursor (True), or until the timeout (False).
 
-        Without a timeout, and for another cursor than before, it polls at once.
+        Pauses grow. Without a timeout, and for another cursor than before, it polls at once.
         """
         now = clock.monotonic()
         deadline = now + timeout
@@ -102,7 +97,7 @@ class HeadPoller(threading.local):
                 now = clock.monotonic()
             if now < self._poll_at:
                 return False
-            if log.bounds().next > past.next:
+            if bounds().next > past.next:
                 return True
             now = clock.monotonic()
             self._poll_at = now + self._pause
@@ -126,38 +121,17 @@ def pauses(timeout: float | None, clock: Clock) -> Iterator[float]:
     yield 0.0
 
 
-def read_between(
-    log: LogReading, since: Start | None, upto: int | None, columns: Sequence[str] | None
-) -> Iterator[pa.RecordBatch]:
-    """Batches with offsets, in order, from a start (all that is retained) up to an offset (the end as of the call).
-
-    ``NotReady`` if the log does not reach so far, ``CursorExpired`` if the start is not retained, or was trimmed while
-    it was read.
-    """
-    cursor = log.start() if since is None else cursor_of(log, since)
-    # Not by its bounds: where a cold tier begins may be unknown now.
-    end = log.position_of("now") if upto is None else upto
-    if cursor.next >= end:
-        log.plan(cursor, Limit(batches=1))  # refuses a cursor past the end or of another log
-    for _, batches in read_spans(log, cursor, end, columns):
-        yield from batches
-
-
-def cursor_of(log: LogReading, start: Start) -> Cursor:
-    """The cursor of a reader that begins at an offset, a cursor, a time or a word."""
-    return start if isinstance(start, Cursor) else log.cursor_at(log.position_of(start))
-
-
 def read_spans(
-    log: LogReading, cursor: Cursor, end: int, columns: Sequence[str] | None
+    plan: Callable[[Cursor, Limit], Sequence[Span]], cursor: Cursor, end: int, columns: Sequence[str] | None
 ) -> Iterator[tuple[Cursor, list[pa.RecordBatch]]]:
-    """Spans after a cursor, up to an offset: the cursor after each, and its batches.
+    """Spans of a log after a cursor, up to an offset: the cursor after each, and its batches.
 
-    Raises as :func:`read_between` does.
+    ``NotReady`` if the log does not reach so far, ``CursorExpired`` if the cursor is not retained, or was trimmed while
+    it was read.
     """
     sizes = DecodedSizes()
     while cursor.next < end:
-        spans = log.plan(cursor, Limit(batches=_PLANNED, upto=end))
+        spans = plan(cursor, Limit(batches=_PLANNED, upto=end))
         if not spans:
             raise NotReady(f"The log does not reach offset {end} yet; it ends at {cursor.next}.")
         try:
@@ -166,16 +140,6 @@ def read_spans(
                 yield cursor, batches
         except NotFound:
             # Raises if it was trimmed since it was planned; if it moved to another place, it is read there.
-            again = log.plan(cursor, Limit(batches=1, upto=end))
+            again = plan(cursor, Limit(batches=1, upto=end))
             if not again or any(span == again[0] for span in spans):
                 raise
-
-
-def last_record(log: LogReading, upto: int) -> pa.RecordBatch | None:
-    """The last record below an offset, without the offset; None if it is not retained."""
-    try:
-        spans = log.plan(Cursor(log.log_id, upto - 1), Limit(batches=1, upto=upto))
-        batches = [batch for span in spans for batch in span.fetch() if batch.num_rows]
-    except (CursorExpired, NotFound):
-        return None
-    return batches[-1].slice(batches[-1].num_rows - 1).select(RECORD_SCHEMA.names) if batches else None

@@ -13,7 +13,7 @@ from strandline.log.contract import LogReading
 from strandline.log.read.planning import SpanOfBatches
 from strandline.log.read.reading import fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Span
-from strandline.model.records import READ_SCHEMA
+from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA
 from strandline.storage.task_pool import TaskPool
 
 AHEAD: Final = 32 << 20
@@ -55,6 +55,16 @@ def spans_between(log: LogReading, first: int, end: int) -> tuple[Span, ...]:
     if not spans or spans[-1].next != end:
         raise NotReady(f"{log!r} gave offsets up to {spans[-1].next if spans else first}, and not to {end}: try again.")
     return tuple(spans)
+
+
+def last_record(log: LogReading, upto: int) -> pa.RecordBatch | None:
+    """The last record below an offset, without the offset; None if it is not retained."""
+    try:
+        spans = log.plan(Cursor(log.log_id, upto - 1), Limit(batches=1, upto=upto))
+        batches = [batch for span in spans for batch in span.fetch() if batch.num_rows]
+    except (CursorExpired, NotFound):
+        return None
+    return batches[-1].slice(batches[-1].num_rows - 1).select(RECORD_SCHEMA.names) if batches else None
 
 
 def is_same_history(log: LogReading, cursor: Cursor) -> bool:

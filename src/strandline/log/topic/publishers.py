@@ -10,9 +10,10 @@ from typing import Final, Protocol, final
 import pyarrow as pa
 
 from strandline.errors import OutcomeUnknown
-from strandline.log.contract import Log, Receipt
+from strandline.log.contract import Log
 from strandline.log.wal.log import WalLog
 from strandline.log.writers.numbered import InDoubt, NumberedWriter, Refused
+from strandline.model.head import Receipt
 from strandline.model.records import Op, record_batch, values_bytes
 from strandline.storage.env import Env
 from strandline.storage.retry import Backoff

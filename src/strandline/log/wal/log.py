@@ -79,7 +79,7 @@ class WalLog(Produces, WalReading, Closing):
             for writer, state in writers.items():
                 index.saw(writer, state)
             index.passed(frame)
-        self._journal = Journal(folder, found, index, self._catalog.add, settings)
+        self._journal = Journal(folder, found.log_id, place, index, self._catalog.add, settings)
         if found.kept.start > place.next:  # the start was moved, but not applied before a crash
             self._journal.begin_file(found.kept.start)
         mark = Mark(found.log_id, found.kept.start, place.next, place.first, place.term, settings.boot)

@@ -21,10 +21,10 @@ from strandline.errors import (
     TransientStorageError,
     WriterExpired,
 )
-from strandline.log.contract import Log, Receipt
+from strandline.log.contract import Log
 from strandline.log.writers.source import advance_of, check_source_number, is_source
 from strandline.model.arguments import shown, whole
-from strandline.model.head import WriterId, WriterState
+from strandline.model.head import Receipt, WriterId, WriterState
 from strandline.storage.env import Env
 from strandline.storage.retry import Backoff
 

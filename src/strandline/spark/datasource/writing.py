@@ -15,14 +15,13 @@ from pyspark.sql.types import DateType, IntegralType, StructType, TimestampNTZTy
 
 from strandline.errors import Diverged, InvalidInput, OutOfOrder, StrandlineError, Unsupported
 from strandline.formats.arrow.block import Compression
-from strandline.log.contract import Receipt
 from strandline.log.object import ObjectLog
 from strandline.log.object.head.edits import BatchListing
 from strandline.log.object.staging import StagedAppend
 from strandline.log.produce.typed import ValueEncoder
 from strandline.log.read.value_format import named_codec
 from strandline.log.writers.source import source_writer
-from strandline.model.head import WriterId
+from strandline.model.head import Receipt, WriterId
 from strandline.model.records import RECORD_SCHEMA, conform
 from strandline.opening import open_url
 from strandline.spark.datasource.outbox import forward, needs_outbox, open_outbox

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from strandline.errors import CorruptData, InvalidInput, NotFound, Unsupported
-from strandline.log.contract import Log
-from strandline.log.read.reading import cursor_of
+from strandline.log.contract import Log, cursor_of
 from strandline.log.read.span_tasks import MOVES, spans_between
 from strandline.model.cursor import Cursor, Span, Start
 from strandline.model.records import READ_SCHEMA

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from strandline.errors import Conflict, Contended, Diverged, InvalidInput
 from strandline.log.contract import Log
 from strandline.log.read.erased_records import same_unless_erased
-from strandline.log.read.reading import read_between
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.records import READ_SCHEMA
 from strandline.tables.rows.bad_records import first_bad
@@ -163,7 +162,7 @@ class LetterReplay:
         names = self.shape.names
         keys, since = distinct(changes.column(names.key)), pc.min(changes.column(names.offset)).as_py()
         found, given, bad = [changes.slice(0, 0)], [PAIRS.empty_table()], [pa.array([], pa.int64())]
-        for batch in read_between(self.log, since, table.cursor.next, None):
+        for batch in self.log.read(since, upto=table.cursor.next):
             records = pa.Table.from_batches([batch])
             if self.shape.has_record_keys:
                 records = records.filter(pc.is_in(records.column("key"), value_set=keys))
@@ -249,7 +248,7 @@ def _records_at(log: Log, offsets: pa.Array) -> pa.Table:
     found = [
         batch.filter(pc.is_in(batch.column("offset"), value_set=offsets))
         for some in _ranges(offsets.to_pylist())
-        for batch in read_between(log, some.start, some.stop, None)
+        for batch in log.read(some.start, upto=some.stop)
     ]
     return pa.Table.from_batches(found, READ_SCHEMA)
 

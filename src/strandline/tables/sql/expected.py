@@ -25,7 +25,7 @@ _MERGED: Final = 64 << 20
 
 def record_ranges(log: LogReading, since: Cursor, end: int) -> Iterator[pa.Table]:
     """The records from a cursor up to an offset, span by span; those that move to the cold tier are read there."""
-    for _, batches in read_spans(log, since, end, None):
+    for _, batches in read_spans(log.plan, since, end, None):
         if sum(batch.num_rows for batch in batches):
             yield pa.Table.from_batches(batches, READ_SCHEMA)
 

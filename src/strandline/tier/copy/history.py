@@ -17,7 +17,6 @@ import pyarrow as pa
 from strandline.errors import CursorExpired, Diverged, Gap, NotFound, NotReady
 from strandline.log.contract import Log
 from strandline.log.read.erased_records import same_unless_erased
-from strandline.log.read.reading import read_between
 from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.segments import SegmentMetadata, TopicPartition
@@ -208,7 +207,7 @@ def first_difference(log: Log, store: ObjectStore, segment: SegmentMetadata, fir
     """
     for span in plan_segment(store, segment, first, Limit(upto=end)):
         try:
-            hot = pa.Table.from_batches(list(read_between(log, Cursor(log.log_id, span.first), span.next, None)))
+            hot = pa.Table.from_batches(list(log.read(Cursor(log.log_id, span.first), upto=span.next)))
         except (CursorExpired, NotFound):
             if log.bounds().first > span.first:
                 continue

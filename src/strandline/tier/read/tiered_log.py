@@ -14,13 +14,12 @@ import pyarrow as pa
 
 from strandline.compat.spool.lsn_log import WriteAheadLog
 from strandline.errors import CursorExpired, NotFound, NotReady, StrandlineError, Unsupported
-from strandline.log.contract import READING, Handle, require
+from strandline.log.contract import READING, Handle, LogReading, require
 from strandline.log.folders import FolderKind, contents
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
 from strandline.log.produce.producer import Producer
 from strandline.log.read.planning import PlanBuilder, cursor_after
-from strandline.log.read.reading import read_between
 from strandline.log.slots.heartbeat import Limited
 from strandline.log.slots.resume import position_of
 from strandline.log.slots.table import SlotTable
@@ -300,7 +299,7 @@ class TieredLog(Closing):
         ``since`` is an offset, a cursor, a time or a word: ``"beginning"``, ``"retained"`` or ``"now"``.
         """
         # The end is known to the hot tier, also while the start is not.
-        return read_between(self, since, self._hot.bounds().next if upto is None else upto, columns)
+        return LogReading.read(self, since, upto=self._hot.bounds().next if upto is None else upto, columns=columns)
 
     def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
         """Append a batch to the hot tier, whole or not at all."""

@@ -13,7 +13,8 @@ from strandline.errors import InvalidInput, MissingExtra, SchemaRefused
 from strandline.model.arguments import checked
 from strandline.values.codecs.columns import ColumnShape
 from strandline.values.codecs.rows import RowCodec
-from strandline.values.schema.schemas import MAX_DEPTH, FieldCount, as_schema
+from strandline.values.schema.limits import MAX_DEPTH, FieldCount
+from strandline.values.schema.schemas import as_schema
 
 _WRAPPERS: Final = frozenset(
     f"google.protobuf.{name}Value"

@@ -23,8 +23,7 @@ from strandline.values.codecs.columns import ColumnShape, build_columns
 from strandline.values.codecs.rows import RowCodec, reason_of
 from strandline.values.contract import Columns
 from strandline.values.schema.constraints import MAX_FLOAT32, Constrained, Constraints, has_pattern, int_range
-from strandline.values.schema.json_schema import constrained
-from strandline.values.schema.schemas import leaves
+from strandline.values.schema.schemas import constrained, leaves
 
 _MAX_FLOAT64: Final = 1.7976931348623157e308
 _MAX_INT64: Final = 2**63 - 1

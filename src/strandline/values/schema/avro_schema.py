@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import SchemaRefused
-from strandline.values.schema.schemas import MAX_FIELDS, FieldCount
+from strandline.values.schema.limits import MAX_FIELDS, FieldCount
 
 _MAX_DEPTH: Final = 64
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import SchemaRefused
-from strandline.values.schema.constraints import Constrained, Constraints, constraining, constraints_of, place
-from strandline.values.schema.schemas import FieldCount, as_schema
+from strandline.values.schema.constraints import Constraints, constraining, constraints_of, place
+from strandline.values.schema.limits import FieldCount
 
 _MAX_REFERENCES: Final = 64
 _INTEGERS: Final = {
@@ -34,21 +34,6 @@ class _Part:
     nullable: bool = False
 
 
-def constrained(schema: Any) -> Constrained:
-    """The columns of any schema, with the constraints that a JSON Schema has.
-
-    >>> constrained({"properties": {"id": {"type": "integer", "minimum": 0}}, "required": ["id"]}).constraints
-    {'required': ['id'], 'properties': {'id': {'minimum': 0}}}
-    """
-    if isinstance(schema, Constrained):
-        return schema
-    columns, reader = as_schema(schema), _reader(schema)
-    if reader is None:
-        return Constrained(columns)
-    constraints = reader.part_of("", reader.root, 0).constraints
-    return Constrained(columns, constraints, reader.unenforced)
-
-
 def constraining_keyword(schema: Any) -> str | None:
     """The first keyword of a JSON Schema that constrains values, with its place; None if there is none.
 
@@ -57,14 +42,15 @@ def constraining_keyword(schema: Any) -> str | None:
     >>> constraining_keyword({"type": "object", "properties": {"id": {"type": "integer", "minimum": 0}}})
     "'minimum' of the field 'id'"
     """
-    reader = _reader(schema)
+    reader = json_schema_reader(schema)
     if reader is None:
         return None
     reader.part_of("", reader.root, 0)
     return reader.constraining
 
 
-def _reader(schema: Any) -> _JsonSchemaReader | None:
+def json_schema_reader(schema: Any) -> _JsonSchemaReader | None:
+    """The parts of a JSON Schema; None for a schema of another notation."""
     with suppress(ValueError, RecursionError):
         schema = json.loads(schema) if isinstance(schema, str | bytes) else schema
     if not isinstance(schema, Mapping) or schema.get("type") == "record" or "fields" in schema:

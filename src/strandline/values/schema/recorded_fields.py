@@ -13,7 +13,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.types as pt
 
-from strandline.values.schema.schemas import MAX_DEPTH, PLAIN_TYPES, TYPE_NAMES, as_schema, is_known_zone
+from strandline.values.schema.limits import MAX_DEPTH
+from strandline.values.schema.schemas import PLAIN_TYPES, TYPE_NAMES, as_schema, is_known_zone
 
 _TIMESTAMP: Final = re.compile(r"timestamp\[(s|ms|us|ns)(?:, ([^\[\]\s,]{1,64}))?\]")
 _DECIMAL: Final = re.compile(r"(decimal128|decimal256)\(([0-9]{1,2}), (-?[0-9]{1,2})\)")

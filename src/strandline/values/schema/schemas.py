@@ -19,11 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import SchemaRefused
-
-MAX_DEPTH: Final = 32
-"""Limit on structs, lists and maps inside each other."""
-MAX_FIELDS: Final = 10_000
-"""Limit on the fields of a schema that may name types."""
+from strandline.values.schema.avro_schema import avro_fields
+from strandline.values.schema.constraints import Constrained
+from strandline.values.schema.json_schema import json_schema_fields, json_schema_reader
+from strandline.values.schema.limits import MAX_DEPTH
 
 _SCALARS: Final[dict[Any, pa.DataType]] = {
     bool: pa.bool_(),
@@ -57,22 +56,6 @@ _OTHER_LEAVES: Final = (pt.is_timestamp, pt.is_decimal128, pt.is_decimal256, pt.
 _SEQUENCES: Final = (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Set)
 
 
-class FieldCount:
-    """How many fields a schema has when it is written out: types that name others make millions of a few lines."""
-
-    def __init__(self) -> None:
-        self.fields = 0
-
-    def add(self, fields: int = 1) -> None:
-        """Count some more; ``SchemaRefused`` if there are too many."""
-        self.fields += fields
-        if self.fields > MAX_FIELDS:
-            raise SchemaRefused(
-                f"The schema has more than {MAX_FIELDS:,} fields, counting those of a type wherever it is named: use "
-                "fewer."
-            )
-
-
 def as_schema(schema: Any) -> pa.Schema:
     """The columns of a value, as an Arrow schema whose fields are all nullable.
 
@@ -88,11 +71,7 @@ def as_schema(schema: Any) -> pa.Schema:
     schema = parsed(schema)
     if isinstance(schema, Mapping):
         if schema.get("type") == "record" or "fields" in schema:
-            from strandline.values.schema.avro_schema import avro_fields
-
             return _checked(avro_fields(schema))
-        from strandline.values.schema.json_schema import json_schema_fields
-
         return _checked(json_schema_fields(schema))
     if isinstance(schema, pa.Schema):
         return _checked(schema)
@@ -104,6 +83,21 @@ def as_schema(schema: Any) -> pa.Schema:
         "A schema must be a pyarrow.Schema, a dataclass, a msgspec.Struct, or a JSON Schema or Avro schema as text or "
         f"mapping, not {schema!r:.100}."
     )
+
+
+def constrained(schema: Any) -> Constrained:
+    """The columns of any schema, with the constraints that a JSON Schema has.
+
+    >>> constrained({"properties": {"id": {"type": "integer", "minimum": 0}}, "required": ["id"]}).constraints
+    {'required': ['id'], 'properties': {'id': {'minimum': 0}}}
+    """
+    if isinstance(schema, Constrained):
+        return schema
+    columns, reader = as_schema(schema), json_schema_reader(schema)
+    if reader is None:
+        return Constrained(columns)
+    constraints = reader.part_of("", reader.root, 0).constraints
+    return Constrained(columns, constraints, reader.unenforced)
 
 
 def parsed(schema: Any) -> Any:

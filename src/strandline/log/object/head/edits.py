@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from strandline.errors import AlreadyExists, ExpectationFailed, InvalidInput, NotFound, StrandlineError
-from strandline.log.contract import Receipt
 from strandline.log.object.head.index import references_of
 from strandline.log.slots.rules import check_position
 from strandline.log.writers.numbered import check_number, forget_silent
@@ -20,6 +19,7 @@ from strandline.model.head import (
     Head,
     MetadataRange,
     Pin,
+    Receipt,
     Trimmed,
     WriterId,
     WriterState,

@@ -326,7 +326,7 @@ class WalReader(WalReading, Closing):
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until a record past the cursor is durable (True), or until the timeout (False); polls."""
-        return self._waiter.wait(self, past, timeout, self.env.clock)
+        return self._waiter.wait(self.bounds, past, timeout, self.env.clock)
 
     @property
     def slots(self) -> ReadOnlySlots:

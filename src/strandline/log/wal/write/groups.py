@@ -16,12 +16,11 @@ import pyarrow as pa
 from strandline.errors import InvalidInput
 from strandline.formats.arrow.block import Compression, Parts, encode_page, page_checksum
 from strandline.formats.wal.frame import MAX_PAYLOAD
-from strandline.log.contract import Receipt
 from strandline.log.wal.read.span import Records
 from strandline.log.writers.numbered import check_number, forget_silent
 from strandline.log.writers.source import remembered
 from strandline.model.arguments import LARGEST_NUMBER, TIMEOUT
-from strandline.model.head import WriterId, WriterState, proof_of
+from strandline.model.head import Receipt, WriterId, WriterState, proof_of
 from strandline.model.records import RecordSource, conform, value_bytes
 from strandline.storage.fork_check import call_in_child
 

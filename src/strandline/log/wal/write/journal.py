@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 from uuid import UUID
 
 from strandline.errors import CorruptData, NotFound
@@ -61,9 +61,6 @@ def _pieces(run: ValueRun) -> Iterator[FrameContent]:
         size += len(value)
     yield _values(run.first + start, run.term, run.values[start:], run.timestamps[start:])
 
-
-if TYPE_CHECKING:
-    from strandline.log.wal.recover.scan_tail import Examined
 
 _LOGGER: Final = logging.getLogger(__name__)
 _PLAIN: Final = Compression.NONE
@@ -171,13 +168,18 @@ class Journal:
     """
 
     def __init__(
-        self, folder: str, found: Examined, index: IndexWriter, rolled: Callable[[int], None], settings: WalSettings
+        self,
+        folder: str,
+        log_id: UUID,
+        place: JournalPosition,
+        index: IndexWriter,
+        rolled: Callable[[int], None],
+        settings: WalSettings,
     ) -> None:
         """Continue at the log's end. ``rolled`` is called with each new file when it is durable."""
-        place = found.place
         self._folder = folder
-        self._log_id = found.log_id
-        self._salt = salt_of(found.log_id)
+        self._log_id = log_id
+        self._salt = salt_of(log_id)
         self._roll_bytes = settings.roll_bytes
         self._rolled = rolled
         self._disk = settings.env.disk

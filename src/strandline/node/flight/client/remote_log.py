@@ -18,10 +18,10 @@ from strandline.errors import (
     TransientStorageError,
 )
 from strandline.formats.node.ticket import ReadTicket
-from strandline.log.contract import LogReading
+from strandline.log.contract import LogReading, cursor_of
 from strandline.log.produce.appending import Produces, Shipping, shipping_by
 from strandline.log.read.planning import PlanBuilder, cursor_after
-from strandline.log.read.reading import HeadPoller, cursor_of
+from strandline.log.read.reading import HeadPoller
 from strandline.log.read.value_format import WithoutFormat
 from strandline.log.slots import resume
 from strandline.log.writers.numbered import numbered
@@ -283,7 +283,7 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
                 if found.natural("next") > past.next:
                     return True
             except (Overloaded, InvalidInput):
-                return self._waiter.wait(self, past, deadline - clock.monotonic(), clock)
+                return self._waiter.wait(self.bounds, past, deadline - clock.monotonic(), clock)
             except (NotReady, TransientStorageError):
                 if self._nodes.is_one:
                     raise

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 import msgspec
 
@@ -22,11 +22,26 @@ from strandline.node.flight.client.channel import Channel
 from strandline.node.flight.security import EVERYBODY, CallerRights, Role
 from strandline.node.members.rules import AddNode, Change
 from strandline.node.message_json import write_handover, write_node_slots, write_resume
-from strandline.node.messages import WAIT, Caller, Plan, PlannedSpan
-from strandline.node.services import NodeService
+from strandline.node.messages import WAIT, Caller, Plan, PlannedSpan, Topology
+from strandline.node.node import Node
 
 _MOST_SPANS: Final = 4096
 """Most spans of one answer; a client that needs more asks again behind the last."""
+
+
+@runtime_checkable
+class NodeService(Protocol):
+    """A node as its server calls it. Every call raises ``NotReady`` while the node is starting."""
+
+    @property
+    def node(self) -> Node:
+        """The copy of the log in its role; the server does not step it."""
+
+    def promote(self, *, force: bool) -> Topology:
+        """Become the primary if that loses nothing committed; ``force`` ignores nodes that cannot be reached."""
+
+    def rebootstrap(self) -> None:
+        """Rebuild the copy of the log from a snapshot of the primary; ``NotReady`` on a primary."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from strandline.formats.node.wire import decode_advance, encode_answer
 from strandline.model.node import NO_HEARTBEAT
 from strandline.model.records import RECORD_SCHEMA
 from strandline.node.flight.security import EVERYBODY, Role
-from strandline.node.flight.server.actions import ACTIONS, act, wait_of
+from strandline.node.flight.server.actions import ACTIONS, NodeService, act, wait_of
 from strandline.node.flight.server.admission import Admission, AdmittedCall
 from strandline.node.flight.server.limits import MemoryBudget
 from strandline.node.flight.server.transport import CallCancelled, GrpcCall
@@ -49,7 +49,6 @@ from strandline.node.flight.wire.streams import (
 from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.message_json import write_commit
 from strandline.node.messages import WAIT, Caller
-from strandline.node.services import NodeService
 from strandline.storage.env import Env
 from strandline.storage.metrics import CALLS
 

@@ -12,12 +12,12 @@ from typing import Final, final
 from strandline.errors import StrandlineError
 from strandline.formats.node.ticket import SpanTicket
 from strandline.node.flight.security import ServerSecurity, check_listening
+from strandline.node.flight.server.actions import NodeService
 from strandline.node.flight.server.admission import Admission
 from strandline.node.flight.server.limits import ServerLimits, share_heaps
 from strandline.node.flight.server.methods import FlightMethods
 from strandline.node.flight.server.transport import GrpcServer, watch
 from strandline.node.flight.wire.protocol import SERVICE
-from strandline.node.services import NodeService
 from strandline.storage.closing import Closing
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
