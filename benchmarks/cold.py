@@ -17,7 +17,7 @@ from strandline.model.cursor import Limit
 from strandline.model.records import READ_SCHEMA, TIMESTAMP, no_headers
 from strandline.model.segments import SegmentId, SegmentMetadata, TopicPartition
 from strandline.testing.plain import PlainStore
-from strandline.tier.copy.segment_files import forget_tails, plan_segment, put_segment, segment_path, verify_segment
+from strandline.tier.copy.segment_files import forget_tails, plan_segment, segment_path, verify_segment
 
 _BYTES = 128 << 20
 _ROUNDS = 5
@@ -65,7 +65,7 @@ def _copy(records: pa.RecordBatch, store: PlainStore) -> tuple[EncodedSegment, S
     for first in range(0, records.num_rows, step):
         writer.add([records.slice(first, step)], term=1, listed=first)
     encoded = writer.finish(log_id=UUID(int=1), partition=0, segment=_SEGMENT.id)
-    put_segment(store, segment_path(_SEGMENT, 0), encoded)
+    store.put(segment_path(_SEGMENT, 0), encoded.parts)
     segment = SegmentMetadata(
         segment=_SEGMENT,
         start=0,

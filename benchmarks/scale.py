@@ -23,7 +23,7 @@ from strandline.model.records import record_batch, with_offsets
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate, TopicPartition
 from strandline.storage.objects.local import LocalStore
 from strandline.tier.copy.encoding import finished
-from strandline.tier.copy.segment_files import put_segment, segment_path
+from strandline.tier.copy.segment_files import segment_path
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.read.cold_reader import ColdReader, HotStart
 
@@ -100,7 +100,7 @@ def _plan_segments(folder: str) -> tuple[int, float, float, float, float]:
             if number < STORED:
                 writer.add(with_offsets([row], number), term=1, listed=1)
                 encoded = finished(writer, segment, None)
-                put_segment(store, segment_path(segment, number), encoded)
+                store.put(segment_path(segment, number), encoded.parts)
                 seal, size = encoded.seal.encode(), encoded.seal.size
             events.append(
                 SegmentMetadata(

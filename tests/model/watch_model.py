@@ -28,6 +28,7 @@ from tests.model.explorer import Model, Move
 from tests.model.stage import (
     ModelApply,
     ModelClock,
+    ModelEnv,
     ModelExports,
     ModelReader,
     ModelStore,
@@ -106,7 +107,7 @@ class WatchModel:
             evicted="drop",
             exports=ModelExports(stage),  # type: ignore[arg-type]
         )
-        self.made = lambda: self.scenario.watch(*doubles, options, None, ModelClock(stage), _never)  # type: ignore[arg-type]
+        self.made = lambda: self.scenario.watch(*doubles, options, None, ModelEnv(ModelClock(stage)), _never)  # type: ignore[arg-type]
 
     def model(self) -> Model[State]:
         return Model(State(self._initial(), None), self.moves, self.fingerprint, self.invariant, self.final)

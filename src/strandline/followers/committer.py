@@ -31,6 +31,11 @@ def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, 
     at once, so that the start is stored.
     """
     require(log, "followed", *READING, slots=slot is not None)
+    if missing := [f"{name}()" for name in ("cursor", "apply") if not hasattr(sink, name)]:
+        raise InvalidInput(
+            f"The sink {type(sink).__name__} cannot follow a log: it has no {' and no '.join(missing)}. Implement "
+            "every method of the protocol Sink."
+        )
     if isinstance(sink, LogAwareSink):
         sink.meet(log)
     cursor = _resumed(log, sink, repair=repair)

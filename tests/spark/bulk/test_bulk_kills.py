@@ -97,7 +97,7 @@ def test_a_rebuild_that_loses_a_worker_is_right(
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("pool", ["put_segment"], indirect=True)
+@pytest.mark.parametrize("pool", ["stored"], indirect=True)
 def test_a_backlog_whose_copies_lose_workers_is_copied_once(pool: KillingPool, log: sl.log.ObjectLog) -> None:
     truth = read(log)
     sl.tier.attach(log)

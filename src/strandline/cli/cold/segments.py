@@ -52,7 +52,7 @@ def tier_seen(place: str) -> TierView:
 # --- list ------------------------------------------------------------------------------------------------------
 
 
-class State(StrEnum):
+class StateName(StrEnum):
     """State of a segment."""
 
     COPY_STARTED = "copy-started"
@@ -60,7 +60,11 @@ class State(StrEnum):
     DELETE_STARTED = "delete-started"
 
 
-_STYLES: Final = {State.COPY_STARTED: "yellow", State.COPY_FINISHED: "green", State.DELETE_STARTED: "red"}
+_STYLES: Final = {
+    StateName.COPY_STARTED: "yellow",
+    StateName.COPY_FINISHED: "green",
+    StateName.DELETE_STARTED: "red",
+}
 
 
 def row_of(segment: SegmentMetadata, spare: Collection[SegmentId]) -> dict[str, Any]:
@@ -70,7 +74,7 @@ def row_of(segment: SegmentMetadata, spare: Collection[SegmentId]) -> dict[str, 
         "end": segment.end,
         "records": segment.end - segment.start + 1,
         "size": segment.size,
-        "state": State[segment.state.name],
+        "state": StateName[segment.state.name],
         "superseded": segment.state is SegmentState.COPY_FINISHED and segment.segment in spare,
         "terms": segment.terms,
         "max_timestamp": newest(segment.max_timestamp),
@@ -87,7 +91,7 @@ def list_(
         int | None, typer.Option(metavar="TERM", min=0, help="Only segments with records of this term.")
     ] = None,
     state: Annotated[
-        State | None,
+        StateName | None,
         typer.Option(
             metavar="STATE", help="Only segments in this state: copy-started, copy-finished or delete-started."
         ),

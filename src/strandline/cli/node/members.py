@@ -23,7 +23,7 @@ from strandline.storage.env import SYSTEM
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ChangeOptions:
     """The options of commands that change the nodes of a log, or its policy."""
 
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the change.")] = (
@@ -75,7 +75,7 @@ def add(
     vote: Annotated[
         bool, typer.Option("--vote/--no-vote", help="With a quorum: whether it becomes a voter, once it has caught up.")
     ] = True,
-    change: Change,
+    change: ChangeOptions,
 ) -> None:
     """Add a node to the log of the primary at URL; or change the address of one.
 
@@ -96,7 +96,7 @@ def remove(
     node: Node,
     name: Annotated[str, typer.Argument(metavar="NAME", help="The node to remove.")],
     *,
-    change: Change,
+    change: ChangeOptions,
 ) -> None:
     """Remove a node from the log of the primary at URL: it has no vote, and may not follow any more.
 
@@ -119,7 +119,7 @@ def policy(
     ] = None,
     *,
     cancel: Annotated[bool, typer.Option("--cancel", help="Take back the change that is pending.")] = False,
-    change: Change,
+    change: ChangeOptions,
 ) -> None:
     """Show the commit policy and the nodes of the log of the primary at URL, or change the policy.
 

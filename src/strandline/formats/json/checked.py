@@ -24,7 +24,9 @@ class damage:  # noqa: N801 - reads as a statement: "with damage(where, advice):
         """Nothing was read yet."""
 
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Raise the error for what was wrong."""
+        """Raise the error for what was wrong; a file of another kind is not damaged."""
+        if isinstance(error, WrongKind):
+            return
         if isinstance(error, KeyError | ValueError | TypeError | AttributeError | OverflowError | RecursionError):
             why = f"{error} is missing" if isinstance(error, KeyError) else str(error)[:200].rstrip(".")
             raise CorruptData(f"{self._where} is damaged: {why}. {self._advice}") from error
