@@ -94,5 +94,5 @@ def access_options(log: SharedLog | Address, given: Mapping[str, str]) -> dict[s
 def _unreadable(log: object) -> InvalidInput:
     return InvalidInput(
         f"Spark reads only logs that other processes can open, and {log!r} is not one: use a log in a folder, in a "
-        "bucket or on a node."
+        "bucket or on a node. Copy a queue of version 1 into a log first (strandline upgrade)."
     )

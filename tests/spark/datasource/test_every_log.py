@@ -19,7 +19,7 @@ WAL = No(
 REPLICA = No(NotReady, "no primary: ask a", "Slots of consumers are kept by the primary.")
 QUEUE = No(
     sl.errors.InvalidInput,
-    "log is an ObjectLog",
+    "is not one: use a log .* Copy a queue of version 1 into a log first",
     "A queue of version 1 has one slot, its own consumer's, which is moved by that alone.",
 )
 
