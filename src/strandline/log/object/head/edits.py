@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from strandline.errors import AlreadyExists, ExpectationFailed, InvalidInput, NotFound, StrandlineError
 from strandline.log.object.head.index import references_of
@@ -205,34 +205,26 @@ def plan_spills(head: Head) -> list[Spill]:
 
 
 def _next_spill(head: Head) -> Spill | None:
-    if len(head.tail) > SPILL_AT:
-        entries = head.tail[:CHUNK]
-        reference = ChunkRef(
-            generation=head.generation,
-            first_sequence=entries[0].sequence,
-            next_sequence=entries[-1].sequence + 1,
-            first=entries[0].first,
-            next=entries[-1].next,
-            size=sum(entry.size for entry in entries),
-            listed_first=entries[0].listed,
-            listed_last=entries[-1].listed,
-        )
-        return Spill(0, entries, reference)
-    for level, references in enumerate(head.levels):
-        if len(references) > SPILL_AT:
-            items = references[:CHUNK]
-            reference = ChunkRef(
-                generation=head.generation,
-                first_sequence=items[0].first_sequence,
-                next_sequence=items[-1].next_sequence,
-                first=items[0].first,
-                next=items[-1].next,
-                size=sum(item.size for item in items),
-                listed_first=items[0].listed_first,
-                listed_last=items[-1].listed_last,
-            )
-            return Spill(level + 1, items, reference)
+    rows: list[tuple[Any, ...]] = [head.tail, *head.levels]
+    for level, items in enumerate(rows):
+        if len(items) > SPILL_AT:
+            return Spill(level, items[:CHUNK], reference_to(items[:CHUNK], head.generation))
     return None
+
+
+def reference_to(items: Sequence[Entry | ChunkRef], generation: int) -> ChunkRef:
+    """The reference to a chunk with these items."""
+    starts, _, listed_first, _ = _order_of(items[0])
+    _, ends, _, listed_last = _order_of(items[-1])
+    size = sum(item.size for item in items)
+    return ChunkRef(generation, starts, ends, items[0].first, items[-1].next, size, listed_first, listed_last)
+
+
+def _order_of(item: Entry | ChunkRef) -> tuple[int, int, int, int]:
+    """Its first sequence, the one after its last, and the times of its first and last listing."""
+    if isinstance(item, Entry):
+        return item.sequence, item.sequence + 1, item.listed, item.listed
+    return item.first_sequence, item.next_sequence, item.listed_first, item.listed_last
 
 
 def apply_spills(head: Head, spills: Sequence[Spill]) -> Head:
@@ -240,20 +232,12 @@ def apply_spills(head: Head, spills: Sequence[Spill]) -> Head:
     for spill in spills:
         if spill.reference.generation < head.min_generation:
             continue  # the chunk was written before a trim, which may have deleted it
-        count = len(spill.items)
-        levels = list(head.levels)
-        if spill.level == 0:
-            if head.tail[:count] != spill.items:
-                continue
-            head = replace(head, tail=head.tail[count:])
-        else:
-            if levels[spill.level - 1][:count] != spill.items:
-                continue
-            levels[spill.level - 1] = levels[spill.level - 1][count:]
-        if len(levels) == spill.level:
-            levels.append(())
-        levels[spill.level] = (*levels[spill.level], spill.reference)
-        head = replace(head, levels=tuple(levels))
+        count, level = len(spill.items), spill.level
+        rows: list[tuple[Any, ...]] = [head.tail, *head.levels, ()]
+        if rows[level][:count] == spill.items:
+            rows[level] = rows[level][count:]
+            rows[level + 1] = (*rows[level + 1], spill.reference)
+            head = replace(head, tail=rows[0], levels=tuple(rows[1:] if rows[-1] else rows[1:-1]))
     return head
 
 

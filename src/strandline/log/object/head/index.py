@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from strandline.errors import CorruptData, NotFound
 from strandline.formats.object.head import decode_entries, decode_references
@@ -14,7 +14,7 @@ from strandline.storage.objects.store import ObjectStore
 
 K = TypeVar("K")
 
-_CACHED: Final = 512
+_CACHED: Final = 1024
 
 Listed = Sequence[tuple[int, ChunkRef]]
 """References with their levels, oldest first."""
@@ -41,36 +41,38 @@ class StoredChunks:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        self._entries: dict[ChunkRef, tuple[Entry, ...]] = {}
-        self._references: dict[ChunkRef, tuple[ChunkRef, ...]] = {}
+        self._items: dict[tuple[int, ChunkRef], tuple[Any, ...]] = {}
 
     def entries(self, reference: ChunkRef) -> tuple[Entry, ...]:
         """The entries of a chunk of level 0."""
-        found = self._entries.get(reference)
-        if found is None:
-            found = tuple(_no_later(entry, reference) for entry in decode_entries(*self._load(reference, 0)))
-            _keep(self._entries, reference, found)
-        return found
+        return self._read(
+            reference, 0, lambda data, where: [_no_later(entry, reference) for entry in decode_entries(data, where)]
+        )
 
     def references(self, reference: ChunkRef, level: int) -> tuple[ChunkRef, ...]:
         """The references in a chunk of a level above 0."""
-        found = self._references.get(reference)
-        if found is None:
-            found = tuple(
-                _within(child, reference) for child in decode_references(*self._load(reference, level), level)
-            )
-            _keep(self._references, reference, found)
-        return found
 
-    def _load(self, reference: ChunkRef, level: int) -> tuple[bytes | memoryview, str]:
-        path = chunk_path(reference, level)
-        where = f"{self._store.url}/{path}"
-        try:
-            return self._store.get(path).data, where
-        except NotFound as error:
-            raise MissingChunk(
-                f"{where} is missing: it lists offsets {reference.first} to {reference.next - 1}. Restore the object."
-            ) from error
+        def decode(data: bytes | memoryview, where: str) -> list[ChunkRef]:
+            return [_within(child, reference) for child in decode_references(data, where, level)]
+
+        return self._read(reference, level, decode)
+
+    def _read(
+        self, reference: ChunkRef, level: int, decode: Callable[[bytes | memoryview, str], list[K]]
+    ) -> tuple[K, ...]:
+        found = self._items.get((level, reference))
+        if found is None:
+            path = chunk_path(reference, level)
+            where = f"{self._store.url}/{path}"
+            try:
+                found = tuple(decode(self._store.get(path).data, where))
+            except NotFound as error:
+                what = f"it lists offsets {reference.first} to {reference.next - 1}. Restore the object."
+                raise MissingChunk(f"{where} is missing: {what}") from error
+            if len(self._items) >= _CACHED:
+                self._items.pop(next(iter(self._items)), None)
+            self._items[level, reference] = found
+        return found
 
 
 def _no_later(entry: Entry, reference: ChunkRef) -> Entry:
@@ -87,12 +89,6 @@ def _within(child: ChunkRef, reference: ChunkRef) -> ChunkRef:
 
 class MissingChunk(CorruptData):
     """A chunk that is still needed is missing."""
-
-
-def _keep(cache: dict[ChunkRef, K], reference: ChunkRef, found: K) -> None:
-    if len(cache) >= _CACHED:
-        cache.pop(next(iter(cache)), None)
-    cache[reference] = found
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from typing import Final
 
 from strandline.log.findings import Severity
+from strandline.log.object.head.edits import reference_to
 from strandline.log.writers.numbered import MAX_WRITERS
 from strandline.log.writers.source import group_of, is_member, is_source, remembered
 from strandline.model.head import ChunkRef, Entry, Head, MetadataRanges, WriterId, WriterState
@@ -18,6 +20,13 @@ from strandline.storage.objects.store import ObjectInfo, ObjectStore
 _BATCH: Final = re.compile(r"batches/([0-9]{16})/([0-9a-f]{32})\.batch")
 _IN_A_GROUP: Final = -1
 """The number of a writer whose last batches were listed as a group: the position is only in the head."""
+_FACTS: Final = {
+    "sequences": attrgetter("first_sequence", "next_sequence"),
+    "offsets": attrgetter("first", "next"),
+    "bytes": attrgetter("size"),
+    "listing times": attrgetter("listed_first", "listed_last"),
+}
+"""What a reference says of its chunk."""
 _OLDER_WRITERS: Final = 1 << 16
 """Number of writers that are remembered beyond those in the head; older ones are not compared."""
 
@@ -43,33 +52,13 @@ def check_chunk(reference: ChunkRef, items: Sequence[Entry] | Sequence[ChunkRef]
     if not items:
         yield "is empty"
         return
-    sequences = [_sequences(item) for item in items]
-    said = {
-        "sequences": ((reference.first_sequence, reference.next_sequence), (sequences[0][0], sequences[-1][1])),
-        "offsets": ((reference.first, reference.next), (items[0].first, items[-1].next)),
-        "bytes": (reference.size, sum(item.size for item in items)),
-        "listing times": ((reference.listed_first, reference.listed_last), _times(items)),
-    }
-    for what, (expected, found) in said.items():
-        if expected != found:
-            yield f"has the {what} {found}, but its reference says {expected}"
+    own = reference_to(items, reference.generation)
+    for what, fact in _FACTS.items():
+        if fact(own) != fact(reference):
+            yield f"has the {what} {fact(own)}, but its reference says {fact(reference)}"
     for before, after in pairwise([item for item in items if isinstance(item, ChunkRef)]):
         if (before.next, before.next_sequence) != (after.first, after.first_sequence):
             yield f"refers to a chunk that ends at offset {before.next} and then to one that begins at {after.first}"
-
-
-def _sequences(item: Entry | ChunkRef) -> tuple[int, int]:
-    if isinstance(item, Entry):
-        return item.sequence, item.sequence + 1
-    return item.first_sequence, item.next_sequence
-
-
-def _times(items: Sequence[Entry] | Sequence[ChunkRef]) -> tuple[int, int]:
-    first, last = items[0], items[-1]
-    return (
-        first.listed if isinstance(first, Entry) else first.listed_first,
-        last.listed if isinstance(last, Entry) else last.listed_last,
-    )
 
 
 @dataclass(slots=True)
