@@ -15,7 +15,7 @@ from strandline.bulk.load_sources import LoadedFile
 from strandline.errors import InvalidInput, Unsupported
 from strandline.ingestion.log_sink import LogSink
 from strandline.log.object.log import ObjectLog
-from strandline.log.object.source_names import note_name
+from strandline.log.object.sources import note_name
 from strandline.log.read.value_format import named_codec
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA

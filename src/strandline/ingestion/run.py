@@ -37,7 +37,7 @@ from strandline.ingestion.streams import MessageStream
 from strandline.ingestion.value_formats import FormatFollower
 from strandline.log.contract import READING, Log, Slots, require
 from strandline.log.object.log import ObjectLog
-from strandline.log.object.source_names import note_source
+from strandline.log.object.sources import note_source
 from strandline.log.slots.pin import SlotPin
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
 from strandline.node.api import Primary

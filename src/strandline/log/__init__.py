@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from strandline.log import topic as topic
     from strandline.log.memory import MemoryLog as MemoryLog
     from strandline.log.object.log import ObjectLog as ObjectLog
-    from strandline.log.object.maintain.remembered_sources import forget_source as forget_source
-    from strandline.log.object.maintain.remembered_sources import sources as sources
+    from strandline.log.object.sources import forget_source as forget_source
+    from strandline.log.object.sources import sources as sources
     from strandline.log.read.decoded import read_decoded as read_decoded
     from strandline.log.wal.read.reading import WalReader as WalReader
     from strandline.model.cursor import Bounds as Bounds

@@ -1,4 +1,4 @@
-"""A pool that runs the independent tasks of a bulk job: threads of this process, or Spark's executors."""
+"""Pools that run independent tasks side by side: threads of this process, or Spark's executors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ from typing import Protocol, TypeVar, final
 from strandline.model.arguments import Positive, checked
 
 R = TypeVar("R")
+T = TypeVar("T")
+
+
+def side_by_side(action: Callable[[T], R], items: Sequence[T], *, threads: int, name: str) -> list[R]:
+    """The results of an action on each item, in order, in up to so many threads; raises the first error."""
+    if len(items) < 2:  # noqa: PLR2004 - nothing to do side by side
+        return [action(item) for item in items]
+    with ThreadPoolExecutor(min(threads, len(items)), name) as pool:
+        return list(pool.map(action, items))
 
 
 class TaskPool(Protocol):

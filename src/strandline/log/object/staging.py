@@ -28,6 +28,7 @@ from strandline.model.records import MAX_BATCH_RECORDS
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.metrics import count_written
 from strandline.storage.objects.store import ObjectStore, copy_object
+from strandline.storage.task_pool import side_by_side
 
 FOLDER: Final = "staged/"
 """Folder of staged objects; each job has its own in it."""
@@ -41,8 +42,7 @@ BATCH_BYTES: Final = 64 << 20
 MOST_BATCHES: Final = 1 << 16
 """How many batches one commit can list: all of them are in the head for a moment."""
 
-A = TypeVar("A")
-B = TypeVar("B")
+R = TypeVar("R")
 
 _UPLOADS: Final = 2
 _COPIES: Final = 16
@@ -116,20 +116,41 @@ class StagedAppend:
         if not batches:
             return 0
         batches = [*batches[:-1], replace(batches[-1], writer=proven(batches[-1].writer, proof))]
-        if len(batches) > MOST_BATCHES:
-            raise InvalidInput(f"One commit lists at most {MOST_BATCHES:,} batches, and this has {len(batches):,}.")
         lister = Lister(self.store, self.log_id, env=self.env)
         since = lister.cell.read().value.next_offset
         tried: list[BatchListing] = []
+
+        def done(head: Head) -> int | None:
+            last = head.writers.get(self.writer)
+            return None if last is None or last.number < upto else self._count_listed(head, since, tried)
+
+        def enlist(copies: list[BatchListing], _: Head) -> int:
+            tried.extend(copies)
+            return lister.enlist_all(copies)
+
+        return self._listed(lister, batches, done, enlist)
+
+    def _listed(
+        self,
+        lister: Lister,
+        batches: Sequence[BatchListing],
+        done: Callable[[Head], R | None],
+        enlist: Callable[[list[BatchListing], Head], R | None],
+    ) -> R:
+        """Copy the batches to where a head lists them, and list them, until either result is known."""
+        if len(batches) > MOST_BATCHES:
+            raise InvalidInput(
+                f"One commit lists at most {MOST_BATCHES:,} batches, and this has {len(batches):,}: write in several "
+                "jobs, or with fewer and larger partitions."
+            )
         for attempt in range(1, RESOLVES + 1):
             head = lister.cell.read().value
-            last = head.writers.get(self.writer)
-            if last is not None and last.number >= upto:
-                return self._count_listed(head, since, tried)
+            if (result := done(head)) is not None:
+                return result
             copies = self._copied(batches, head.generation)
-            tried += copies
             try:
-                return lister.enlist_all(copies)
+                if (result := enlist(copies, head)) is not None:
+                    return result
             except StaleUpload:
                 continue
             except OutcomeUnknown:
@@ -158,32 +179,17 @@ class StagedAppend:
         ``ExpectationFailed``. Without batches nothing is remembered either. A writer of one commit has the positions
         0 and 1.
         """
-        if len(batches) > MOST_BATCHES:
-            raise InvalidInput(
-                f"One commit lists at most {MOST_BATCHES:,} batches, and this has {len(batches):,}: write in several "
-                "jobs, or with fewer and larger partitions."
-            )
         lister = Lister(self.store, self.log_id, env=self.env)
-        for attempt in range(1, RESOLVES + 1):
-            head = lister.cell.read().value
-            done = self._receipt(head, batches, since, upto)
-            if done is not None:
-                return done
+
+        def done(head: Head) -> Receipt | None:
+            return self._receipt(head, batches, since, upto)
+
+        def enlist(copies: list[BatchListing], head: Head) -> Receipt | None:
             number = self._position(head, since, upto)
-            copies = self._copied(batches, head.generation)
             writer = advancing(self.writer, upto - number) if is_source(self.writer) else self.writer
-            group = Group(writer, number, copies, expect)
-            try:
-                done = self._receipt(lister.enlist_group(group), batches, since, upto)
-            except StaleUpload:
-                continue
-            except OutcomeUnknown:
-                if attempt == RESOLVES:
-                    raise
-                continue
-            if done is not None:
-                return done
-        raise Contended(f"{self.store.url} was trimmed at each of {RESOLVES} tries; nothing was listed. Try again.")
+            return done(lister.enlist_group(Group(writer, number, copies, expect)))
+
+        return self._listed(lister, batches, done, enlist)
 
     def _position(self, head: Head, since: int | None, upto: int) -> int:
         last = head.writers.get(self.writer)
@@ -203,10 +209,8 @@ class StagedAppend:
         reached = 0 if last is None else last.number + (not is_source(self.writer))
         if last is not None and reached >= upto:
             return Receipt(last.first if reached == upto else None, last.count if reached == upto else 0)
-        if not batches:
-            self._position(head, since, upto)
-            return Receipt(None, 0)
-        return None
+        self._position(head, since, upto)  # refuses another one, before anything is copied
+        return None if batches else Receipt(None, 0)
 
     def listed_by_this_run(self, receipt: Receipt) -> bool:
         """Whether the batches of a receipt are of this run; True if the log no longer has them."""
@@ -232,7 +236,7 @@ class StagedAppend:
                 ) from error
             return replace(batch, location=location, generation=generation)
 
-        return _in_parallel(copied, batches)
+        return side_by_side(copied, batches, threads=_COPIES, name="strandline-copy")
 
     def discard(self, batches: Sequence[BatchListing] | None = None) -> None:
         """Delete staged batches that were copied or are not needed; None: all batches of the job.
@@ -243,11 +247,4 @@ class StagedAppend:
             paths = [item.path for item in self.store.list(f"{FOLDER}{self.job}/")]
         else:
             paths = [batch.location for batch in batches]
-        _in_parallel(self.store.delete, paths)
-
-
-def _in_parallel(action: Callable[[A], B], items: Sequence[A]) -> list[B]:
-    if len(items) < 2:  # noqa: PLR2004 - nothing to do side by side
-        return [action(item) for item in items]
-    with ThreadPoolExecutor(min(_COPIES, len(items)), "strandline-copy") as pool:
-        return list(pool.map(action, items))
+        side_by_side(self.store.delete, paths, threads=_COPIES, name="strandline-copy")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -37,6 +36,7 @@ from strandline.storage.env import Env
 from strandline.storage.metrics import count_written
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import Backoff
+from strandline.storage.task_pool import side_by_side
 
 RESOLVES: Final = 5
 """How often an append with an unknown outcome is repeated before it is raised."""
@@ -233,7 +233,8 @@ class Lister:
         self._read_if_crowded()
         lost = self.cell.conflicts
         spills = plan_spills(self.known())  # a writer of single batches must keep the head small, too
-        self._put_chunks(spills)
+        if spills:
+            self._put_chunks(spills)
 
         def edit(head: Head) -> Head:
             listed = listing(head)
@@ -250,12 +251,7 @@ class Lister:
             # A plain put: every writer of this chunk writes the same bytes under the same name.
             self._store.put(chunk_path(spill.reference, spill.level), encode_chunk(spill.items, spill.level))
 
-        if len(spills) < _MANY:
-            for spill in spills:
-                put(spill)
-            return
-        with ThreadPoolExecutor(_MANY, "strandline-chunks") as pool:
-            list(pool.map(put, spills))
+        side_by_side(put, spills, threads=_MANY, name="strandline-chunks")
 
     @contextmanager
     def _same_log(self) -> Iterator[None]:

@@ -1,16 +1,19 @@
-"""The metrics of a log's slots and floor, for the process that trims it."""
+"""The metrics of a log's slots and floor, and the report of an invalidated slot, for the process that trims it."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Mapping
 from typing import Final, NamedTuple, final
 
 from strandline.model.cursor import Bounds
+from strandline.model.retention import SlotState
 from strandline.storage.metrics import (
     FIRST_OFFSET,
     FLOOR,
+    INVALIDATIONS,
     NEXT_OFFSET,
     SLOT_LAG_BYTES,
     SLOT_LAG_RECORDS,
@@ -18,8 +21,21 @@ from strandline.storage.metrics import (
     SLOT_PINS,
 )
 
+_LOGGER: Final = logging.getLogger(__name__)
 _OF_SLOTS: Final = (SLOT_LAG_RECORDS, SLOT_LAG_BYTES, SLOT_LAG_SECONDS, SLOT_PINS)
 _OF_LOG: Final = (FIRST_OFFSET, NEXT_OFFSET, FLOOR)
+
+
+def report_invalid(state: SlotState, where: str, why: int | str) -> None:
+    """Count and log a slot that was invalidated; ``why`` is the reason as a phrase, or how many bytes are behind it."""
+    reason = None if state.invalid is None else state.invalid.reason
+    INVALIDATIONS.labels(str(reason)).inc()
+    if isinstance(why, int):
+        why = f"with {why} bytes behind it: records that it needs may be deleted"
+    _LOGGER.warning(
+        "Slot %r of %s was invalidated (%s) at offset %d, %s. Bootstrap its consumer again and reset the slot.",
+        state.name, where, reason, state.position, why,
+    )  # fmt: skip
 
 
 class MeasuredSlot(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Final, final
 from strandline.formats.wal.folder import SlotsFile, encode_slots_file
 from strandline.log.slots import rules, trimming
 from strandline.log.slots.rules import invalidate, reason_to_invalidate
+from strandline.log.slots.slot_metrics import report_invalid
 from strandline.log.slots.table import SlotTable, TableSlot
 from strandline.log.wal.names import NEW, SLOTS_FILE
 from strandline.model.addresses import CONSUMER_SUFFIX, COPIED_SUFFIX
@@ -20,7 +21,6 @@ from strandline.model.segments import COLD_FILE
 from strandline.storage.disk import Disk, exists, replace_file
 from strandline.storage.env import Env
 from strandline.storage.fork_check import Origin, bound_to_process
-from strandline.storage.metrics import INVALIDATIONS
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -133,18 +133,8 @@ class WalSlots(SlotTable):
                 judged.append((state, reason))
         invalidated = self._invalidate_judged(judged) if judged else []
         for state in invalidated:
-            self._report_invalid(
-                state, f"with {behind[state.name]} bytes behind it: records that it needs may be deleted"
-            )
+            report_invalid(state, self._folder, behind[state.name])
         return invalidated
-
-    def _report_invalid(self, state: SlotState, what: str) -> None:
-        why = None if state.invalid is None else state.invalid.reason
-        INVALIDATIONS.labels(str(why)).inc()
-        _LOGGER.warning(
-            "Slot %r of %s was invalidated (%s) at offset %d, %s. Bootstrap its consumer again and reset the slot.",
-            state.name, self._folder, why, state.position, what,
-        )  # fmt: skip
 
     def _expire(self) -> list[SlotState]:
         """Durably drop expired slots without a heartbeat for their whole time; returns them."""
@@ -295,7 +285,8 @@ class WalSlots(SlotTable):
             after |= {name: invalidate(after[name], after[name], InvalidReason.WAL_REMOVED, now) for name in lost}
             self._write(self._start, {**slots, **after})
             for name in lost:
-                self._report_invalid(after[name], f"since this node, which leads now, retains the log from {first} on")
+                why = f"since this node, which leads now, retains the log from {first} on"
+                report_invalid(after[name], self._folder, why)
             self._formers = {name: (after[name].epoch, state.epoch) for name, state in changed.items()}
             for name in after:
                 self._mark_alive(name)

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby, takewhile
@@ -49,13 +48,15 @@ from strandline.log.object.slots import Members, SlotKeeper
 from strandline.log.object.staging import FOLDER as STAGED
 from strandline.log.object.staging import KEPT_SECONDS
 from strandline.log.slots.rules import has_expired, invalidate, is_idle, is_suspect, reason_to_invalidate, suspect
+from strandline.log.slots.slot_metrics import report_invalid
 from strandline.log.slots.trimming import ColdTierProof, consumed_floor, proven, retained_first, trim_to
 from strandline.model.cursor import SECOND
-from strandline.model.head import Cut, Entry, Head
+from strandline.model.head import Cut, Entry, Head, Trimmed
 from strandline.model.retention import TIER_SLOT, MaxAge, Retention, SlotLimits, SlotState
 from strandline.model.segments import COLD_FILE
 from strandline.storage import metrics
 from strandline.storage.objects.store import ObjectInfo
+from strandline.storage.task_pool import side_by_side
 
 GRACE: Final = 600.0
 """Seconds that trimmed objects are kept, for readers that have planned to read them."""
@@ -222,7 +223,8 @@ class Trimmer:
                 judged = edit(state) if done.dry_run else self.slots.cell(state.name).update(self.slots.op(), edit)
                 if judged.invalid is not None:
                     done.invalidated.append(judged)
-                    self._report_invalidation(judged, behind, dry_run=done.dry_run)
+                    if not done.dry_run:
+                        report_invalid(judged, self.slots.store.url, behind)
                 states.append(judged)
             elif not (done.dry_run and has_expired(state, now)):
                 states.append(state)
@@ -241,20 +243,6 @@ class Trimmer:
     def _is_tiered(self) -> bool:
         """Whether the log has a cold tier, and its tierer's slot, which the head does not list, was never dropped."""
         return any(self.slots.store.list(COLD_FILE)) and not self.slots.was_dropped(TIER_SLOT)
-
-    def _report_invalidation(self, slot: SlotState, behind: int, *, dry_run: bool) -> None:
-        if slot.invalid is None or dry_run:
-            return
-        metrics.INVALIDATIONS.labels(str(slot.invalid.reason)).inc()
-        _LOGGER.warning(
-            "Slot %r of %s was invalidated (%s) at offset %d, with %d bytes behind it: records that it needs may be "
-            "deleted. Bootstrap its consumer again and reset the slot.",
-            slot.name,
-            self.slots.store.url,
-            slot.invalid.reason,
-            slot.position,
-            behind,
-        )
 
     def _sweep(self, done: TrimResult, clocks: Clocks, *, everything: bool, on_progress: Callable[[int], None]) -> None:
         """Delete objects that can never be listed, and objects that were trimmed a grace period ago."""
@@ -275,36 +263,30 @@ class Trimmer:
             metrics.ORPHANS_DELETED.inc(done.orphans)
             metrics.ORPHAN_BYTES_DELETED.inc(done.orphan_bytes)
         finished = []
-        for location, cut in takewhile(lambda item: self._is_past_grace(head, item[0], clocks.now()), cuts):
+        for gone, cut in takewhile(lambda item: item[0].at + self.grace * SECOND <= clocks.now(), cuts):
             # In order: a later cut may delete a chunk through which an earlier one finds its batches.
             if cut is not None:
                 for group in objects_of(cut, self.slots.chunks):
                     self._delete(group, done, on_progress)
-                    self._count(group, done)
-            self._delete([DeletedObject(location, 0, 0)], done, on_progress)
-            finished.append(location)
+            self._delete([DeletedObject(gone.location, 0, 0)], done, on_progress)
+            finished.append(gone.location)
         done.waiting = len(cuts) - len(finished)
         if not done.dry_run:
             swept, ended = head.min_generation, frozenset(finished)
             self._edit(lambda now: end_trim_round(now, swept, ended))
 
-    def _is_past_grace(self, head: Head, location: str, now: int) -> bool:
-        at = next(gone.at for gone in head.trimmed if gone.location == location)
-        return at + self.grace * SECOND <= now
-
-    def _cuts(self, head: Head) -> list[tuple[str, Cut | None]]:
+    def _cuts(self, head: Head) -> list[tuple[Trimmed, Cut | None]]:
         """The trims whose objects are not all deleted yet, oldest first; None for one that another trimmer ended."""
-        cuts: list[tuple[str, Cut | None]] = []
+        cuts: list[tuple[Trimmed, Cut | None]] = []
         for gone in head.trimmed:
-            try:
+            cut = None
+            with contextlib.suppress(NotFound):
                 data = self.slots.store.get(gone.location).data
-            except NotFound:
-                cuts.append((gone.location, None))
-            else:
-                cuts.append((gone.location, decode_cut(data, f"{self.slots.store.url}/{gone.location}")))
+                cut = decode_cut(data, f"{self.slots.store.url}/{gone.location}")
+            cuts.append((gone, cut))
         return cuts
 
-    def _garbage(self, head: Head, cuts: list[tuple[str, Cut | None]], low: int) -> Iterator[ObjectInfo]:
+    def _garbage(self, head: Head, cuts: list[tuple[Trimmed, Cut | None]], low: int) -> Iterator[ObjectInfo]:
         high = head.min_generation
         known = [cut for _, cut in cuts if cut is not None]
         listed = {gone.location for gone in head.trimmed}
@@ -313,12 +295,8 @@ class Trimmer:
             # A cut with an interrupted deletion has lost its oldest chunks, and so the batches below those.
             with contextlib.suppress(MissingChunk):
                 listed.update(self._recent(cut.chunks, cut.entries, cut.since, low))
-        for item in self._of_generations("batches", low, high):
-            if item.path not in listed:
-                yield item
-        for item in self._of_generations("trimmed", low, high):
-            if item.path not in listed:
-                yield item
+        for folder in ("batches", "trimmed"):
+            yield from (item for item in self._of_generations(folder, low, high) if item.path not in listed)
         if low == 0:  # a full round also finds holds of readers that died
             yield from self._ended_holds(head)
         roots = [references_of(head), *(cut.chunks for cut in known)]
@@ -372,27 +350,17 @@ class Trimmer:
                 yield item
 
     def _delete(self, group: list[DeletedObject], done: TrimResult, on_progress: Callable[[int], None]) -> None:
+        size = sum(gone.size for gone in group)
         if not done.dry_run:
-            self._delete_now([gone.path for gone in group])
+            paths = [gone.path for gone in group]
+            side_by_side(self.slots.store.delete, paths, threads=WORKERS, name="strandline-trim")
+            if any(gone.records for gone in group):  # else orphans, a chunk or a record of a trim
+                metrics.BATCHES_TRIMMED.inc(len(group))
+                metrics.RECORDS_TRIMMED.inc(sum(gone.records for gone in group))
+                metrics.BYTES_TRIMMED.inc(size)
         done.deleted += len(group)
-        done.deleted_bytes += sum(gone.size for gone in group)
+        done.deleted_bytes += size
         on_progress(done.deleted)
-
-    @staticmethod
-    def _count(group: list[DeletedObject], done: TrimResult) -> None:
-        if not done.dry_run:
-            metrics.BATCHES_TRIMMED.inc(sum(gone.records > 0 for gone in group))
-            metrics.RECORDS_TRIMMED.inc(sum(gone.records for gone in group))
-            metrics.BYTES_TRIMMED.inc(sum(gone.size for gone in group))
-
-    def _delete_now(self, paths: list[str]) -> None:
-        if min(len(paths), WORKERS) > 1:
-            with ThreadPoolExecutor(WORKERS, thread_name_prefix="strandline-trim") as pool:
-                for _ in pool.map(self.slots.store.delete, paths):
-                    pass
-        else:
-            for path in paths:
-                self.slots.store.delete(path)
 
 
 def _generation(path: str) -> int | None:

@@ -1,22 +1,30 @@
-"""The sources that an object log remembers: ingested logs and topics, Spark streams, series of jobs."""
+"""The sources that an object log remembers: ingested logs and topics, Spark streams, series of jobs.
+
+The log itself remembers a hash of a source's identity, and its position. The names of sources that it has ingested are
+objects beside it: for people, and for nothing else.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 from uuid import UUID
 
-from strandline.errors import NotFound, Unsupported
+from strandline.errors import NotFound, StorageError, Unsupported
 from strandline.log.addressed import log_at
 from strandline.log.contract import LogReading
 from strandline.log.object.log import ObjectLog
-from strandline.log.object.source_names import forget_name, source_names
 from strandline.log.object.upload import Lister
-from strandline.log.writers.source import is_source
+from strandline.log.writers.source import is_source, source_writer
 from strandline.model.addresses import Address
 from strandline.model.arguments import checked, shown
 from strandline.model.head import Head
 from strandline.model.stamp import OpId
+
+_NAMES: Final = "sources/"
+_LONGEST: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,10 @@ def sources(log: Address | LogReading) -> list[RememberedSource]:
     """
     with log_at(log) as found:
         hot = _hot(found)
-    names = source_names(hot.store)
+    names = {}
+    for item in hot.store.list(_NAMES):
+        with contextlib.suppress(NotFound):  # forgotten meanwhile
+            names[item.path.removeprefix(_NAMES)] = bytes(hot.store.get(item.path).data).decode(errors="replace")
     return [
         RememberedSource(
             writer, state.number, state.first + state.count - 1, _time(state.listed), names.get(str(writer))
@@ -69,8 +80,21 @@ def forget_source(log: Address | LogReading, source: UUID) -> RememberedSource:
         return replace(head, writers={writer: state for writer, state in head.writers.items() if writer != source})
 
     Lister(hot.store, hot.log_id, env=hot.env).cell.update(OpId(hot.env.chance.uuid()), without)
-    forget_name(hot.store, source)
+    with contextlib.suppress(StorageError):
+        hot.store.delete(f"{_NAMES}{source}")
     return known
+
+
+def note_source(target: ObjectLog, source: Any) -> None:
+    """Store the name of a source that is ingested for the first time. An ingest goes on without it."""
+    name = next((found for field in ("url", "name") if isinstance(found := getattr(source, field, None), str)), None)
+    note_name(target, source.log_id, name or repr(source))
+
+
+def note_name(target: ObjectLog, source_id: UUID, name: str) -> None:
+    """Store the name of a source. Its records are appended, too, if that fails."""
+    with contextlib.suppress(StorageError):
+        target.store.put(f"{_NAMES}{source_writer(str(source_id))}", [name[:_LONGEST].encode()])
 
 
 def _hot(log: LogReading) -> ObjectLog:
