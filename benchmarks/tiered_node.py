@@ -30,10 +30,10 @@ def _append(primary: Primary, batch: pa.RecordBatch, count: int) -> None:
 def _settle(primary: Primary) -> None:
     """Wait until everything is copied, and trimmed."""
     deadline = time.monotonic() + _PATIENCE
-    node = primary.running.node
+    node = primary.node
     while node.log.bounds().first < node.log.bounds().next:
         if time.monotonic() > deadline:
-            raise RuntimeError(f"the tierer did not come to its end: {primary.running.status().tiering}")
+            raise RuntimeError(f"the tierer did not come to its end: {primary.status().tiering}")
         time.sleep(0.02)
 
 

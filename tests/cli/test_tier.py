@@ -611,7 +611,7 @@ def test_a_log_that_was_rewound_says_what_became_of_the_segments_of_its_old_end(
 def test_the_log_of_a_node_is_refused_by_every_command_of_the_cold_tier(run: Run, tmp_path: Path) -> None:
     with sl.node.Primary.open(tmp_path / "node") as primary:
         primary.append_values([b"order 1 is new"])
-        folder = primary.running.node.primary.log.folder
+        folder = primary.node.primary.log.folder
     for command in (("attach",), ("run",), ("serve",), ("status",), ("truncate", "--from", 0, "--yes")):
         done = run("tier", command[0], folder, *command[1:])
         one_sentence(done, 1, "belongs to the node in", "run the node with --cold")

@@ -64,14 +64,14 @@ def cluster(tmp_path: Path) -> Cluster:
 
 def tier(node: Primary) -> Any:
     """Copy everything, and trim the hot tier behind it."""
-    done = node.running.node.tier(everything=True)
+    done = node.node.tier(everything=True)
     assert done is not None
-    node.running.node.primary.tick()
+    node.node.primary.tick()
     return done
 
 
 def until(node: Primary | Replica, condition: Callable[[], bool], what: str) -> None:
-    assert node.running.wait_until(condition, WAIT), what
+    assert node.wait_until(condition, WAIT), what
 
 
 def caught_up(primary: Primary, replica: Replica) -> None:
@@ -81,7 +81,7 @@ def caught_up(primary: Primary, replica: Replica) -> None:
 
 
 def hot_first(node: Primary | Replica) -> int:
-    copy = node.running.node.copy
+    copy = node.node.copy
     assert copy is not None
     return copy.log.bounds().first
 
@@ -160,13 +160,13 @@ def test_a_tail_that_was_copied_and_lost_with_its_primary_is_replaced_in_the_col
         promoted = replica.promote(force=True)
         assert values(promoted) == numbered(0, 5)
         with pytest.raises(NotReady, match="ends at 5, but its cold tier has offset 5 in term 1"):
-            promoted.running.node.tier(everything=True)
+            promoted.node.tier(everything=True)
         promoted.append_values(numbered(5, 7, "of b"))
         tier(promoted)
         assert values(promoted) == numbered(0, 5) + numbered(5, 7, "of b")
         with cluster.replica(promoted.url, name="a") as returned:
             # Its tail was committed: it is not replaced by a snapshot of the other history before somebody says so.
-            assert returned.running.wait_until(lambda: returned.condition == "diverged", 60.0)
+            assert returned.wait_until(lambda: returned.condition == "diverged", 60.0)
             assert returned.trouble is not None
             assert "everything below 9 was committed: nothing was discarded" in returned.trouble
             assert returned.position is not None
@@ -192,7 +192,7 @@ def test_a_former_primary_that_does_not_know_of_the_next_one_writes_no_segments(
             promoted.append_values(numbered(5, 9, "of b"))
             tier(promoted)
             with pytest.raises(Fenced, match=r"b has written the cold tier in term \d+: this node writes no segments"):
-                former.running.node.tier(everything=True)
+                former.node.tier(everything=True)
             assert values(promoted) == numbered(0, 5) + numbered(5, 9, "of b")
 
 
@@ -237,7 +237,7 @@ def test_a_replica_that_is_behind_pins_the_hot_tier_though_it_is_copied(cluster:
         assert hot_first(primary) == 5
         with cluster.replica(primary.url) as replica:
             caught_up(primary, replica)
-            assert replica.running.node.node_folder.state.generation == 1, "it has not bootstrapped again"
+            assert replica.node.node_folder.state.generation == 1, "it has not bootstrapped again"
             until(primary, lambda: [tier(primary)] != [] and hot_first(primary) == 8, "and is trimmed then")
 
 
@@ -274,7 +274,7 @@ def test_a_log_keeps_its_cold_tier(cluster: Cluster, tmp_path: Path) -> None:
         cluster.primary(cold="file:///other")
     with cluster.primary(cold=None) as primary:
         assert values(primary) == numbered(0, 5), "the address is remembered"
-        assert any(slot.name == TIER_SLOT for slot in primary.running.node.primary.log.slots.list())
+        assert any(slot.name == TIER_SLOT for slot in primary.node.primary.log.slots.list())
 
 
 @pytest.mark.matrix
@@ -284,10 +284,10 @@ def test_a_node_tiers_by_itself_and_says_why_it_cannot(cluster: Cluster) -> None
         primary.append_values(numbered(0, 5))
         until(primary, lambda: hot_first(primary) == 5, "copied and trimmed")
         assert values(primary) == numbered(0, 5)
-        assert primary.running.status().tiering is None
+        assert primary.status().tiering is None
     Path(cluster.folder / "cold" / str(primary_log(cluster)) / "tierer.json").write_bytes(b"{}")
     with cluster.primary(tiering=settings) as primary:
-        until(primary, lambda: "tierer.json is damaged" in str(primary.running.status().tiering), "it says why")
+        until(primary, lambda: "tierer.json is damaged" in str(primary.status().tiering), "it says why")
         primary.append_values(numbered(5, 6)).ensure()
 
 
@@ -335,7 +335,7 @@ def test_a_former_primary_expires_nothing_that_a_consumer_of_the_next_one_needs(
         with cluster.replica(former.url) as replica:
             caught_up(former, replica)
             tier(former)
-            until(replica, lambda: replica.running.node.node_folder.state.cold != "", "it knows of the cold tier")
+            until(replica, lambda: replica.node.node_folder.state.cold != "", "it knows of the cold tier")
         former.slots.create("own", 5)
         with cluster.replica(tiering=settings) as replica:
             promoted = replica.promote(force=True)
@@ -343,11 +343,11 @@ def test_a_former_primary_expires_nothing_that_a_consumer_of_the_next_one_needs(
             if tiers_first:
                 tier(promoted)
             else:
-                promoted.running.node.log.slots.reset(TIER_SLOT, 5)  # as if it had been trimmed
-                promoted.running.node.log.trim(5, beyond_slots=True)
+                promoted.node.log.slots.reset(TIER_SLOT, 5)  # as if it had been trimmed
+                promoted.node.log.trim(5, beyond_slots=True)
             promoted.slots.create("late", 0)
             with pytest.raises(Fenced, match="b has written the cold tier"):
-                former.running.node.tier(everything=True)
+                former.node.tier(everything=True)
             assert promoted.bounds().first == 0
             assert values(promoted) == numbered(0, 5) + numbered(5, 7, "of b")
 
@@ -362,13 +362,13 @@ def test_a_primary_that_is_replaced_while_it_expires_removes_nothing(
         with cluster.replica(former.url) as replica:
             caught_up(former, replica)
             tier(former)
-            until(replica, lambda: replica.running.node.node_folder.state.cold != "", "it knows of the cold tier")
+            until(replica, lambda: replica.node.node_folder.state.cold != "", "it knows of the cold tier")
         former.slots.create("own", 5)
         with cluster.replica(tiering=settings) as replica:
             promoted = replica.promote(force=True)
-            promoted.running.node.log.slots.reset(TIER_SLOT, 5)
-            promoted.running.node.log.trim(5, beyond_slots=True)
-            cold = former.running.node._tiers.cold
+            promoted.node.log.slots.reset(TIER_SLOT, 5)
+            promoted.node.log.trim(5, beyond_slots=True)
+            cold = former.node._tiers.cold
             assert cold is not None
             announce = cold.cell.announce
 
@@ -378,7 +378,7 @@ def test_a_primary_that_is_replaced_while_it_expires_removes_nothing(
 
             monkeypatch.setattr(cold.cell, "announce", announced)
             with pytest.raises(Fenced, match="b has written the cold tier"):
-                former.running.node.tier(everything=True)
+                former.node.tier(everything=True)
             assert values(promoted) == numbered(0, 5)
 
 
@@ -407,7 +407,7 @@ def test_a_primary_that_is_paused_while_it_cuts_deletes_no_segment_that_a_later_
     def paused(*arguments: Any, **options: Any) -> Any:
         if "retired" in arguments and not later:
             later.append(cluster.replica(name="b").promote(force=True))
-            while later[0].running.node.primary.term <= short.running.node.primary.term:
+            while later[0].node.primary.term <= short.node.primary.term:
                 later.pop().close()
                 later.append(cluster.replica(name="b").promote(force=True))
             later[0].append_values(numbered(10, 12))

@@ -33,10 +33,10 @@ class NodeLogContract(LogContract):
         self.primary = primary
 
     def retain_from(self, log: Log, offset: int) -> None:
-        self.primary.running.node.primary.log.trim(offset, beyond_slots=True)
+        self.primary.node.primary.log.trim(offset, beyond_slots=True)
 
     def invalidate(self, log: Log, name: str) -> None:
-        slots = self.primary.running.node.primary.log.slots
+        slots = self.primary.node.primary.log.slots
         slots.invalidate(name + CONSUMER_SUFFIX, InvalidReason.HORIZON)
 
 
@@ -98,7 +98,7 @@ def test_dropped_slots_are_forgotten_in_the_end_and_their_holders_stay_fenced(
     primary: sl.node.Primary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wal_slots, "MOST_DROPPED", 4)
-    slots = primary.running.node.primary.slots
+    slots = primary.node.primary.slots
     slots.create("billing", 0)
     for holder in ("one", "two", "three"):
         claimed = slots.claim("billing", holder)

@@ -34,7 +34,7 @@ def primary(tmp_path: Path) -> Iterator[Primary]:
 def replica(primary: Primary, tmp_path: Path) -> Iterator[Replica]:
     more = {"name": "b", "region": "eu", "nodes": {"a": primary.url}, "poll_seconds": 0.2}
     with Replica.open(tmp_path / "b", primary.url, **more) as replica:
-        assert replica.running.wait_until(lambda: replica.condition == "following", WAIT)
+        assert replica.wait_until(lambda: replica.condition == "following", WAIT)
         yield replica
 
 
@@ -118,9 +118,9 @@ class TestPrimary:
     def test_planning_a_resume_changes_neither_the_registry_nor_the_slots(self, primary, replica):
         commit = primary.append_values([b"1", b"2"])
         replica.reading(after=commit.bookmark, timeout=WAIT)
-        assert replica.running.wait_until(lambda: primary.commit_watermark(1) == 2, WAIT)
-        role = primary.running.node.primary
-        assert replica.running.wait_until(lambda: role.replicas.slot("b").position == 2, WAIT)
+        assert replica.wait_until(lambda: primary.commit_watermark(1) == 2, WAIT)
+        role = primary.node.primary
+        assert replica.wait_until(lambda: role.replicas.slot("b").position == 2, WAIT)
 
         def looked_at():
             member = primary.topology().members[0]
@@ -140,7 +140,7 @@ class TestPrimary:
         with Primary.open(tmp_path / "a", flow=sl.node.FlowLimits(refuse_at=2)) as primary:
             with Replica.open(tmp_path / "b", primary.url, name="b", poll_seconds=0.2) as replica:
                 replica.reading(after=primary.append_values([b"1"]).bookmark, timeout=WAIT)
-                assert replica.running.wait_until(lambda: primary.commit_watermark(1) == 1, WAIT)
+                assert replica.wait_until(lambda: primary.commit_watermark(1) == 1, WAIT)
             primary.append_values([b"2", b"3"])
             with pytest.raises(Overloaded):
                 primary.append_values([b"4"])
@@ -155,7 +155,7 @@ class TestPrimary:
         lease = {"lease": f"file://{tmp_path}/lease", "lease_seconds": 1.0}
         with Primary.open(tmp_path / "a", name="a", **lease):
             with Replica.open(tmp_path / "b", name="b", **lease) as replica:
-                assert replica.running.wait_until(lambda: replica.condition == "following", WAIT)
+                assert replica.wait_until(lambda: replica.condition == "following", WAIT)
             with pytest.raises(NotReady, match="b is a replica of a, which leads"):
                 Primary.open(tmp_path / "b", name="b", create=False, timeout=WAIT, **lease)
 
@@ -252,7 +252,7 @@ def test_any_log_follower_follows_what_a_node_has_committed(primary, replica):
 def test_a_bookmark_that_arrives_with_a_new_copy_is_read_there(primary, replica):
     first = primary.append_values([b"1"])
     replica.reading(after=first.bookmark, timeout=WAIT)
-    running, role = replica.running, replica.running.node.replica
+    running, role = replica, replica.node.replica
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(role.reads.readable, after=first.bookmark.at(2), timeout=WAIT)
         assert running.wait_until(lambda: bool(role.reads._changed._waiters), WAIT)
@@ -279,10 +279,10 @@ class TestReadingOn:
         with sl.node.RemoteLog(replica.url) as remote:
             stream = remote.read(follow=True)
             assert next(stream).column("value").to_pylist() == [b"1"]
-            before = replica.running.node.node_folder.state.generation
+            before = replica.node.node_folder.state.generation
             replica.rebootstrap()
-            home = replica.running.node.node_folder
-            assert replica.running.wait_until(lambda: home.state.generation > before, WAIT)
+            home = replica.node.node_folder
+            assert replica.wait_until(lambda: home.state.generation > before, WAIT)
             primary.append_values([b"2"])
             assert next(stream).column("value").to_pylist() == [b"2"]
             stream.close()

@@ -125,9 +125,9 @@ def test_a_producer_and_a_consumer_of_several_nodes_go_on_over_a_failover(tmp_pa
             b.reading(after=a.end(), timeout=SOON)
             consumer = sl.Consumer(log, slot="workers", trim_every=None)
             if is_known:
-                copies = b.running.node.log.slots
+                copies = b.node.log.slots
                 holders = lambda: {state.holder for state in copies.list()}
-                assert b.running.wait_until(lambda: consumer.holder in holders(), SOON)
+                assert b.wait_until(lambda: consumer.holder in holders(), SOON)
             first = consumer.next_batch()
             assert first is not None
             consumer.ack_through(first.sequence)  # the replica may not hear of it

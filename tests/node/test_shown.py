@@ -296,7 +296,7 @@ class TestOverSockets:
         more = {"policy": "ack_n(1)", "poll_seconds": 0.1}
         primary = Primary.open(tmp_path / "a", name="a", **more)
         with primary, Replica.open(tmp_path / "b", primary.url, name="b", **more) as replica:
-            replica.running.wait_until(lambda: replica.condition == "following", WAIT)
+            replica.wait_until(lambda: replica.condition == "following", WAIT)
             commit = primary.append(records(b"1", b"2", b"3"), timeout=WAIT)
             assert commit.outcome == Reached(3)
             replica.reading(after=commit.bookmark, timeout=WAIT)

@@ -476,7 +476,7 @@ def tiers_what_is_durable(patch):
     def unbounded(readable, slots):
         primary = readable.__self__
         mark = primary._watermark
-        return committed(lambda: ReadableLog(primary.log, mark.durable, mark._wait_durable), slots)
+        return committed(lambda: ReadableLog(primary.log, lambda durable: durable, mark._wait_durable), slots)
 
     patch.setattr(tiering, "CommittedLog", unbounded)
 

@@ -267,10 +267,8 @@ def test_a_follower_with_a_slot_goes_on_at_the_next_primary(tmp_path: Path) -> N
         slot = log.slots.claim("billing", "worker")
         for replica in (b, c):
             replica.reading(after=log.end(), timeout=30)
-            table = replica.running.node.log.slots
-            assert replica.running.wait_until(
-                lambda table=table: [state.holder for state in table.list()] == ["worker"], 30
-            )
+            table = replica.node.log.slots
+            assert replica.wait_until(lambda table=table: [state.holder for state in table.list()] == ["worker"], 30)
         a.close()
         b.promote()
         append(log, b"2", number=1)

@@ -200,7 +200,7 @@ class TestTakingOver:
         with Primary.open(tmp_path / "a", name="a", take_over=wal, **leased) as primary:
             reading = primary.reading()
             assert (reading.log_id, reading.bounds()) == (log_id, Bounds(2, 8))
-            assert primary.running.node.primary.log.slots.list() == slots
+            assert primary.node.primary.log.slots.list() == slots
             assert reading.plan(end) == []
             again = primary.append(records(b"7"), writer=WRITER, number=7)
             assert (again.receipt.first, reading.bounds().next) == (7, 8), "its writer is known"

@@ -177,10 +177,10 @@ def node_cold(folder: Path, opened: ExitStack) -> Opened:
         sl.node.Primary.open(folder / "a", name="a", cold=(folder / "cold").as_uri(), tiering=tiering)
     )
     found = Opened(opened.enter_context(sl.open(leads.url)), leads.url, folder).fill()
-    hot = leads.running.node.primary.log
+    hot = leads.node.primary.log
 
     def is_tiered(upto: int) -> bool:
-        return leads.running.wait_until(lambda: hot.slots.trim_floor() == upto, SOON)
+        return leads.wait_until(lambda: hot.slots.trim_floor() == upto, SOON)
 
     found.is_tiered = is_tiered
     assert is_tiered(RECORDS)

@@ -54,14 +54,14 @@ def primary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sl.node.Primar
 def test_a_primary_s_inner_log_is_tiered_by_its_node_only(
     door: Callable[[Any], object], primary: sl.node.Primary
 ) -> None:
-    log = primary.running.node.primary.log
+    log = primary.node.primary.log
     with pytest.raises(Unsupported, match=r"belongs to the node in .*: run the node with --cold"):
         door(log)
     assert not (Path(log.folder) / COLD_FILE).exists()
 
 
 def test_the_folder_of_a_node_s_log_cannot_have_a_cold_tier_either(primary: sl.node.Primary) -> None:
-    reader = sl.log.WalReader(primary.running.node.primary.log.folder)
+    reader = sl.log.WalReader(primary.node.primary.log.folder)
     for opened in (sl.tier.attach, sl.tier.tiered, cold_tier):
         with pytest.raises(Unsupported, match="belongs to the node"):
             opened(reader)

@@ -6,19 +6,17 @@ import asyncio
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Unpack, final
-from uuid import UUID
 
 import pyarrow as pa
 
 from strandline.errors import NotReady, Unsupported
-from strandline.log.contract import Handle, Log, LogReading, Slots
+from strandline.log.contract import Handle, Log
 from strandline.log.produce.appending import Produces, Shipping, shipping_by
-from strandline.log.read.value_format import WithoutFormat
 from strandline.log.writers.numbered import numbered
 from strandline.model.addresses import Address, as_folder
-from strandline.model.arguments import Timeout, checked
-from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
-from strandline.model.head import Receipt, StoredAppend, WriterId, WriterState
+from strandline.model.arguments import checked
+from strandline.model.cursor import Cursor, Limit
+from strandline.model.head import Receipt, WriterId, WriterState
 from strandline.model.node import Membership
 from strandline.model.records import RecordSource, values_bytes
 from strandline.node.config import NodeConfig, NodeSettings, ReplicaSettings
@@ -29,92 +27,15 @@ from strandline.node.members.rules import Change
 from strandline.node.members.steps import MembersApi
 from strandline.node.messages import Caller, Commit, NodeSlots, Resume, Topology
 from strandline.node.replicate.replica import Condition
-from strandline.node.running import RunningNode, leading
-from strandline.storage.closing import Closing
+from strandline.node.running import RunningNode
 
 _LEADS_WITHIN: Final = 30.0
 _BUILDING: Final = str(Condition.BOOTSTRAPPING)
 
 
-@checked
-class NodeHandle(WithoutFormat, LogReading, Closing):
-    """A running node. Closing the handle stops the node. As a log it is read up to the commit watermark."""
-
-    def __init__(self, running: RunningNode) -> None:
-        self.running = running
-        """The node process, for everything that this API leaves out. It refuses to be used in a forked child."""
-        self._env = running.env
-
-    @property
-    def name(self) -> str:
-        """The node's name."""
-        return self.running.name
-
-    @property
-    def _committed_log(self) -> Log:
-        return self.running.node.reading()
-
-    @property
-    def log_id(self) -> UUID:
-        """The log's identity."""
-        return self._committed_log.log_id
-
-    def bounds(self) -> Bounds:
-        """The first retained offset, and the next one that readers will see."""
-        return self._committed_log.bounds()
-
-    def end(self) -> Cursor:
-        """The cursor at the end that readers see now."""
-        return self._committed_log.end()
-
-    def cursor_at(self, offset: int) -> Cursor:
-        """The cursor at ``offset``."""
-        return self._committed_log.cursor_at(offset)
-
-    def append_at(self, offset: int) -> StoredAppend:
-        """The batch with the record at an offset."""
-        return self.running.node.append_at(offset)
-
-    def position_of(self, start: Start) -> int:
-        """The offset of a start; whether it is retained is not checked."""
-        return self._committed_log.position_of(start)
-
-    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
-        """The spans after a cursor, up to what is committed; processes on the same disk can fetch them."""
-        return self._committed_log.plan(since, limit)
-
-    def wait(self, past: Cursor, timeout: Timeout) -> bool:
-        """Block until there is a record to read past the cursor (True), or until the timeout (False)."""
-        return self._committed_log.wait(past, timeout)
-
-    @property
-    def slots(self) -> Slots:
-        """The slots of consumers, which the primary has; ``NotReady`` on a node that does not lead."""
-        return self.running.node.slots
-
-    @property
-    def url(self) -> str:
-        """The address for other nodes, and for ``sl.node.RemoteLog``."""
-        return self.running.url
-
-    @property
-    def condition(self) -> str:
-        """The node's state: leading, connecting, bootstrapping, following, fenced, gap, diverged or failed."""
-        return self.running.condition
-
-    @property
-    def trouble(self) -> str | None:
-        """Why the node has stopped until an operator acts, or None."""
-        return self.running.trouble
-
-    def close(self) -> None:
-        """Stop, and release the lease at once. Idempotent."""
-        self.running.close()
-
-
 @final
 @checked
-class Primary(NodeHandle, Produces, MembersApi):
+class Primary(RunningNode, Produces, MembersApi):
     """A log on this machine that replicas follow: a committed record survives the losses that its policy allows.
 
     An append is durable here when it returns, and says whether its commit policy is satisfied. Safe in threads.
@@ -147,17 +68,32 @@ class Primary(NodeHandle, Produces, MembersApi):
         log, with its records, writers and slots. Nobody writes the original any more. Further ``settings`` are the
         fields of :class:`~strandline.node.config.NodeConfig`: ``policy``, ``retention``, ``nodes``, ``listen``, ….
         """
-        running = _started(folder, name=name, lease=lease, lead=lease is None, create=create, **settings)
+        primary = cls(_config(folder, name=name, lease=lease, lead=lease is None, create=create, **settings))
         try:
-            leading(running, timeout)
+            primary._wait_to_lead(timeout)
         except BaseException:
-            running.close()
+            primary.close()
             raise
-        return cls(running)
+        return primary
+
+    def _wait_to_lead(self, timeout: float) -> None:
+        """Wait until the node leads; ``NotReady``, with the reason, if it does not in time."""
+        node = self.node
+        if self.wait_until(lambda: node.is_primary or node.condition == Condition.FOLLOWING, timeout):
+            if node.is_primary:
+                return
+            leads = node.node_folder.state.primary
+            raise NotReady(f"{self.name} is a replica of {leads}, which leads: open it as a replica, or promote it.")
+        why = (
+            node.trouble
+            or node.why_not_leading
+            or "another node holds the lease, or led last; find that node, or open this one as a replica and promote it"
+        )
+        raise NotReady(f"{self.name} does not lead after {timeout:g} s ({node.condition}): {why}.")
 
     @property
     def _role(self) -> PrimaryRole:
-        return self.running.node.primary
+        return self.node.primary
 
     def append(
         self,
@@ -259,13 +195,6 @@ class Primary(NodeHandle, Produces, MembersApi):
         """All slots, of consumers, replicas and the tierer: what each pins, in records, bytes and seconds."""
         return self._role.slot_lags()
 
-    def reading(self) -> Log:
-        """The log as clients see it: up to the commit watermark. Stays usable when this node no longer leads.
-
-        ``NotReady`` while this primary, restarted or promoted, waits for its replicas to acknowledge the watermark.
-        """
-        return self.running.node.reading()
-
     def trim(self, upto: int) -> int:
         """Delete records below an offset, but none that a slot needs; returns the new first offset."""
         return self._role.trim(upto)
@@ -273,7 +202,7 @@ class Primary(NodeHandle, Produces, MembersApi):
 
 @final
 @checked
-class Replica(NodeHandle):
+class Replica(RunningNode):
     """A copy of a primary's log on this machine: what it has acknowledged to the primary is durable here.
 
     It connects, bootstraps if it has to, and follows. It recovers from everything except a gap or a divergence, which
@@ -306,7 +235,7 @@ class Replica(NodeHandle):
         :class:`~strandline.node.config.NodeConfig`, as for :meth:`Primary.open`; ``policy``, ``retention`` and
         ``nodes`` apply once it is promoted.
         """
-        return cls(_started(folder, name=name, upstream=upstream, **settings))
+        return cls(_config(folder, name=name, upstream=upstream, **settings))
 
     def append(
         self, batch: RecordSource, *, writer: WriterId | None = None, number: int | None = None, **options: object
@@ -321,12 +250,12 @@ class Replica(NodeHandle):
     @property
     def position(self) -> Cursor | None:
         """The cursor behind everything durable here. None before its first bootstrap."""
-        return self.running.node.position
+        return self.node.position
 
     @property
     def committed(self) -> int:
         """The commit watermark: everything below is here, and satisfies the primary's policy."""
-        return self.running.node.replica.committed
+        return self.node.replica.committed
 
     def reading(self, *, after: Cursor | None = None, max_staleness: float | None = None, timeout: float = 1.0) -> Log:
         """The copy up to the commit watermark. A record that was read is never taken back.
@@ -337,13 +266,13 @@ class Replica(NodeHandle):
         replica is at most this many seconds behind the primary. ``NotReady`` if that takes longer than ``timeout``;
         ``Diverged`` if the bookmarked record was lost with its primary.
         """
-        node = self.running.node
+        node = self.node
         began = self._env.clock.monotonic()
         if after is not None or max_staleness is not None:
             # No reads during a bootstrap, but it may end in a moment, as for a replica that has just started.
-            self.running.wait_until(lambda: node.position is not None and self.condition != _BUILDING, timeout)
+            self.wait_until(lambda: node.position is not None and self.condition != _BUILDING, timeout)
         if node.position is not None:
-            self.running.wait_until(lambda: node.knows_committed, timeout - (self._env.clock.monotonic() - began))
+            self.wait_until(lambda: node.knows_committed, timeout - (self._env.clock.monotonic() - began))
         timeout = max(0.0, timeout - (self._env.clock.monotonic() - began))
         log = node.reading()
         try:
@@ -353,18 +282,12 @@ class Replica(NodeHandle):
         replica.reads.readable(after=after, max_staleness=max_staleness, timeout=timeout)
         return log
 
-    def rebootstrap(self) -> None:
-        """Build the copy again from a snapshot of the primary. The current copy serves reads until then."""
-        self.running.rebootstrap()
-
     def promote(self, *, force: bool = False) -> Primary:
-        """Become the primary if that loses nothing committed; returns the same node as a primary.
-
-        With a lease, waits until the former primary's lease has expired. ``NotReady`` with the reason if it must not
-        lead; ``force`` ignores the nodes that cannot be reached, and loses the records that only they have.
-        """
-        self.running.promote(force=force)
-        return Primary(self.running)
+        """As :meth:`RunningNode.promote`; returns the same node as a primary."""
+        super().promote(force=force)
+        primary = Primary.__new__(Primary)
+        primary.__dict__ = self.__dict__  # one node with two faces: either of them closes it
+        return primary
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,9 +319,9 @@ def _after(log: Log, after: Cursor | None, timeout: float) -> Log:
     return log
 
 
-def _started(folder: Address, **settings: Any) -> RunningNode:
-    """Start the node of a folder; settings that are None get their default."""
+def _config(folder: Address, **settings: Any) -> NodeConfig:
+    """The settings of a node; those that are None get their default."""
     given = {name: value for name, value in settings.items() if value is not None}
     if "take_over" in given:
         given["take_over"] = as_folder(given["take_over"])
-    return RunningNode(NodeConfig(folder=as_folder(folder), **given))
+    return NodeConfig(folder=as_folder(folder), **given)

@@ -14,7 +14,6 @@ from strandline.errors import InvalidInput, NotReady, StorageError, StrandlineEr
 from strandline.log.contract import Slots
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
-from strandline.model.head import StoredAppend
 from strandline.node.elect.candidacy import Candidacy, own_report
 from strandline.node.elect.node_lease import Leadership, NodeLease
 from strandline.node.lead.begin import begin_leading
@@ -84,9 +83,10 @@ class Node(Closing):
         knows = copy is not None and (state.settled or state.committed >= copy.log.bounds().next)
         self._role: PrimaryRole | ReplicaRole = self._follower(copy, state.committed, knows_committed=knows)
         """The current role. One thread changes it, any thread reads it."""
-        self._committed_log = CommittedLog(lambda: self._role.readable(), lambda: self.primary.slots)  # noqa: PLW0108 - of the role by then
+        self.hot = CommittedLog(lambda: self._role.readable(), lambda: self.primary.slots)  # noqa: PLW0108 - of the role by then
+        """The copy up to the commit watermark, through changes of role and copy; without the cold tier."""
         self._tiers = NodeTiers(
-            self._committed_log,
+            self.hot,
             node_folder,
             open_cold,
             copy=lambda: self.copy,
@@ -366,10 +366,6 @@ class Node(Closing):
         """The log up to the commit watermark, over both tiers, in either role and through changes of it."""
         self._role.readable()  # raises if there is nothing to show yet
         return self._tiers.log()
-
-    def append_at(self, offset: int) -> StoredAppend:
-        """The batch with the record at an offset; segments do not distinguish batches."""
-        return self._committed_log.append_at(offset)
 
     @property
     def slots(self) -> Slots:

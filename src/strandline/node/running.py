@@ -1,4 +1,4 @@
-"""A node process: Flight server plus the node's control thread."""
+"""A node process: Flight server plus the node's control thread. As a log it is read up to the commit watermark."""
 
 from __future__ import annotations
 
@@ -7,20 +7,27 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Final, TypeVar, final
+from uuid import UUID
+
+import pyarrow as pa
 
 from strandline.errors import NotReady, StrandlineError
+from strandline.log.contract import READING, Log, LogReading, Slots
+from strandline.log.read.value_format import WithoutFormat
 from strandline.model.arguments import Timeout, checked
+from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
+from strandline.model.head import StoredAppend
 from strandline.node.config import LEASE, NodeConfig
 from strandline.node.flight.client.primary_client import FlightUpstream
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.server.server import FlightNode
 from strandline.node.lead.tiering import NodeColdTier
 from strandline.node.members.rules import addresses
-from strandline.node.messages import NodeStatus, Topology
+from strandline.node.messages import NodeStatus
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
 from strandline.node.node_metrics import show_metrics
@@ -91,13 +98,12 @@ class ControlQueue:
             result.set_exception(NotReady(why))
 
 
-@bound_to_process(keep=("name",))
-@final
+@bound_to_process(
+    own=(*READING, "start", "read", "cursor_at", "append_at", "log_id")
+)  # they use the node, which checks
 @checked
-class RunningNode(Closing):
-    """A node with its server and its control thread.
-
-    Satisfies :class:`~strandline.node.flight.server.actions.NodeService`.
+class RunningNode(WithoutFormat, LogReading, Closing):
+    """A node with its server and its control thread. As a log it is read up to the commit watermark.
 
     :meth:`close`, or the end of the block, stops the server and the control thread, and releases the folder and the
     lease. If the control thread fails (a bug: faults of network, disk or other nodes do not cause it), the node steps
@@ -113,8 +119,10 @@ class RunningNode(Closing):
     def __init__(self, config: NodeConfig, *, env: Env = SYSTEM) -> None:
         """Open the folder, start the server and the control thread. Raises, with nothing left open, if one fails."""
         self.config = config
+        self.name = config.name
+        """The node's name."""
         self._client = config.client
-        self.env = env
+        self._env = env
         self._stop = threading.Event()
         self._control = ControlQueue()
         self._closing = threading.Lock()
@@ -132,6 +140,7 @@ class RunningNode(Closing):
             # The server starts first: the lease holds its address, and a free port is known only then.
             self.server = opened.enter_context(self._serve())
             self.url = config.url or self.server.url
+            """The address for other nodes, and for ``sl.node.RemoteLog``."""
             self._lease = None if config.lease is None else self._lease_at(config.lease)
             node = opened.enter_context(
                 Node.open(
@@ -165,17 +174,17 @@ class RunningNode(Closing):
             limits=self.config.server_limits,
             insecure=self.config.insecure,
             heartbeat_seconds=min(_LONGEST_HEARTBEAT, self.config.poll_seconds),
-            is_member=self.is_member,
-            env=self.env,
+            is_member=lambda name: name in self._addresses(),
+            env=self._env,
         )
 
     def _lease_at(self, url: str) -> Lease:
         holder = f"{self.config.name} {self.url}"
-        return Lease(open_store(url), LEASE, holder, seconds=self.config.lease_seconds, env=self.env)
+        return Lease(open_store(url), LEASE, holder, seconds=self.config.lease_seconds, env=self._env)
 
     def _reach(self, url: str) -> Upstream:
         self.config.check_reaching(url, self._addresses())
-        upstream = FlightUpstream(url, security=self._security(), timeout=self.config.timeout, env=self.env)
+        upstream = FlightUpstream(url, security=self._security(), timeout=self.config.timeout, env=self._env)
         self._upstreams.add(upstream)
         if self._stop.is_set():  # opened while the other connections were closed
             upstream.close()
@@ -184,10 +193,6 @@ class RunningNode(Closing):
     def _addresses(self) -> dict[str, str]:
         """The nodes of the log with their addresses: those that were recorded, or the settings."""
         return addresses(self._node_folder.state.membership, self.config.nodes)
-
-    def is_member(self, name: str) -> bool:
-        """Whether a node of this name belongs to the log."""
-        return name in self._addresses()
 
     def _security(self) -> ClientSecurity:
         """The node's own certificate and token, as their files have them now."""
@@ -214,7 +219,7 @@ class RunningNode(Closing):
             self.node.tiering_trouble = str(error)
 
         try:
-            run_rounds(made, failed, self._stop, pause=self.config.tiering.pause, clock=self.env.clock)
+            run_rounds(made, failed, self._stop, pause=self.config.tiering.pause, clock=self._env.clock)
         except Exception:  # a bug: without the thread nothing is tiered or trimmed, but the log can still be used
             _LOGGER.exception("Node %s has stopped tiering. Start it again.", self.config.name)
             raise
@@ -241,7 +246,7 @@ class RunningNode(Closing):
                 self._control.drain()
                 pause = self.node.step()
                 if pause > 0:
-                    self.env.clock.wait(self._control.wake, pause)
+                    self._env.clock.wait(self._control.wake, pause)
         except BaseException as error:
             why = f"{name} has failed ({error!r}): look at its log, and start it again."
             _LOGGER.exception("Node %s failed, and steps down. Start it again.", name)
@@ -260,11 +265,6 @@ class RunningNode(Closing):
     # --- state -------------------------------------------------------------------------------------------------
 
     @property
-    def name(self) -> str:
-        """The node's name."""
-        return self.config.name
-
-    @property
     def node(self) -> Node:
         """The node itself; ``NotReady`` while it is starting. Only the control thread may step it."""
         if self._node is None:
@@ -273,7 +273,7 @@ class RunningNode(Closing):
 
     @property
     def condition(self) -> str:
-        """Its state in one word."""
+        """The node's state: leading, connecting, bootstrapping, following, fenced, gap, diverged or failed."""
         return self.node.condition
 
     @property
@@ -296,32 +296,88 @@ class RunningNode(Closing):
 
     def wait_until(self, condition: Callable[[], bool], timeout: Timeout) -> bool:
         """Block until a condition holds (True), or until the timeout, a failure or the close (False)."""
-        deadline = self.env.clock.monotonic() + timeout
+        deadline = self._env.clock.monotonic() + timeout
         while not condition():
-            if self.env.clock.monotonic() >= deadline or self.failure is not None or self._stop.is_set():
+            if self._env.clock.monotonic() >= deadline or self.failure is not None or self._stop.is_set():
                 return condition()
-            self.env.clock.sleep(_LOOK)
+            self._env.clock.sleep(_LOOK)
         return True
-
-    # --- service -----------------------------------------------------------------------------------------------
-
-    def promote(self, *, force: bool = False) -> Topology:
-        """Become the primary if that loses nothing committed; returns the new topology."""
-        node = self.node
-        return self._control.run(lambda: node.promote(force=force))
-
-    def rebootstrap(self) -> None:
-        """Rebuild the copy of the log from a snapshot of the primary."""
-        self._control.run(self.node.rebootstrap)
 
     def status(self) -> NodeStatus:
         """Role, position and health."""
         return self.node.status()
 
+    def promote(self, *, force: bool = False) -> RunningNode:
+        """Become the primary if that loses nothing committed; returns the node.
+
+        With a lease, waits until the former primary's lease has expired. ``NotReady`` with the reason if it must not
+        lead; ``force`` ignores the nodes that cannot be reached, and loses the records that only they have.
+        """
+        node = self.node
+        self._control.run(lambda: node.promote(force=force))
+        return self
+
+    def rebootstrap(self) -> None:
+        """Build the copy again from a snapshot of the primary. The current copy serves reads until then."""
+        self._control.run(self.node.rebootstrap)
+
+    # --- as a log ----------------------------------------------------------------------------------------------
+
+    def reading(self) -> Log:
+        """The log as clients see it: up to the commit watermark, through changes of the node's role.
+
+        ``NotReady`` while the node does not know the watermark: after it was killed, or has just become the primary.
+        """
+        return self.node.reading()
+
+    @property
+    def log_id(self) -> UUID:
+        """The log's identity."""
+        return self.node.reading().log_id
+
+    def bounds(self) -> Bounds:
+        """The first retained offset, and the next one that readers will see."""
+        return self.node.reading().bounds()
+
+    def end(self) -> Cursor:
+        """The cursor at the end that readers see now."""
+        return self.node.reading().end()
+
+    def cursor_at(self, offset: int) -> Cursor:
+        """The cursor at ``offset``."""
+        return self.node.reading().cursor_at(offset)
+
+    def append_at(self, offset: int) -> StoredAppend:
+        """The batch with the record at an offset."""
+        return self.node.hot.append_at(offset)  # segments do not distinguish batches
+
+    def position_of(self, start: Start) -> int:
+        """The offset of a start; whether it is retained is not checked."""
+        return self.node.reading().position_of(start)
+
+    def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[Span]:
+        """The spans after a cursor, up to what is committed; processes on the same disk can fetch them."""
+        return self.node.reading().plan(since, limit)
+
+    def read(
+        self, since: Start | None = None, *, upto: int | None = None, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Batches with offsets, in order, as every log reads them."""
+        return self.node.reading().read(since, upto=upto, columns=columns)
+
+    def wait(self, past: Cursor, timeout: Timeout) -> bool:
+        """Block until there is a record to read past the cursor (True), or until the timeout (False)."""
+        return self.node.reading().wait(past, timeout)
+
+    @property
+    def slots(self) -> Slots:
+        """The slots of consumers, which the primary has; ``NotReady`` on a node that does not lead."""
+        return self.node.slots
+
     # --- closing -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Stop the node and its server, release the folder and the lease. Idempotent.
+        """Stop the node and its server, release the folder and the lease at once. Idempotent.
 
         If it is interrupted, the node finishes closing by itself, or is unchanged; closing again waits for that.
         """
@@ -352,18 +408,3 @@ class RunningNode(Closing):
             except Exception as error:  # noqa: BLE001 - raised by close()
                 self._close_error = error
             self._closed = True
-
-
-def leading(running: RunningNode, timeout: float) -> None:
-    """Wait until a node leads; ``NotReady``, with the reason, if it does not in time."""
-    if running.wait_until(lambda: running.node.is_primary or running.condition == "following", timeout):
-        if running.node.is_primary:
-            return
-        primary = running.node.node_folder.state.primary
-        raise NotReady(f"{running.name} is a replica of {primary}, which leads: open it as a replica, or promote it.")
-    why = (
-        running.trouble
-        or running.node.why_not_leading
-        or ("another node holds the lease, or led last; find that node, or open this one as a replica and promote it")
-    )
-    raise NotReady(f"{running.name} does not lead after {timeout:g} s ({running.condition}): {why}.")

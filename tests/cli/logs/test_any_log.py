@@ -108,7 +108,7 @@ def test_an_append_that_a_node_refuses_ends_with_the_node_s_reason(run, tmp_path
 
 def test_a_damaged_batch_of_a_node_s_log_is_found_and_the_others_are_read(run, tmp_path):
     with sl.node.Primary.open(tmp_path / "node") as primary:
-        folder = primary.running.node.primary.log.folder
+        folder = primary.node.primary.log.folder
         for number in range(3):
             append(primary, b"value %d" % number, number=number)
     (file,) = Path(folder).glob("*.log")

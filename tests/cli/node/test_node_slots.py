@@ -32,7 +32,7 @@ def primary(tmp_path: Path) -> Iterator[sl.node.Primary]:
     with sl.node.Primary.open(tmp_path / "a", name="a", retention="consumed", poll_seconds=0.05) as primary:
         primary.register_replica("dead")
         primary.append(pa.table({"value": [b"v"] * 3}))
-        role = primary.running.node.primary
+        role = primary.node.primary
         role.acknowledge(Caller("dead", role.term), ReplicaProgress(3, 3, apply_errors=2))
         primary.append(pa.table({"value": [b"v"] * (ROWS - 3)}))
         with sl.node.RemoteLog(primary.url) as log:
@@ -92,7 +92,7 @@ def test_lag_of_a_node_has_bytes_seconds_and_retention(primary: sl.node.Primary,
 
 
 def test_metrics_show_lag_silence_and_errors_per_replica_until_it_is_unregistered(primary: sl.node.Primary) -> None:
-    running = primary.running
+    running = primary
     running.wait_until(lambda: metric(primary, "lag_records") == ROWS - 3, 60)
     assert metric(primary, "lag_records") == ROWS - 3
     assert metric(primary, "apply_errors") == 2
@@ -105,7 +105,7 @@ def test_metrics_show_lag_silence_and_errors_per_replica_until_it_is_unregistere
 
 
 def test_the_metrics_of_a_bootstrap_end_with_it(primary: sl.node.Primary) -> None:
-    running, role = primary.running, primary.running.node.primary
+    running, role = primary, primary.node.primary
     role.begin_snapshot(Caller("dead", role.term), KIND)
     assert running.wait_until(lambda: metric(primary, "slot_pins", "dead.bootstrap") == 1, 60)
     role.end_snapshot(Caller("dead", role.term), sl.Cursor(primary.log_id, ROWS))
@@ -114,7 +114,7 @@ def test_the_metrics_of_a_bootstrap_end_with_it(primary: sl.node.Primary) -> Non
 
 
 def test_a_node_that_no_longer_leads_has_no_metrics_of_replicas(primary: sl.node.Primary) -> None:
-    running = primary.running
+    running = primary
     assert running.wait_until(lambda: metric(primary, "lag_records") is not None, 60)
     primary.close()
     assert metric(primary, "lag_records") is None

@@ -143,7 +143,7 @@ def test_over_flight_an_acknowledgement_survives_a_crash_of_the_node(tmp_path: P
         with sl.Consumer(primary.url, slot="billing") as consumer:
             consumer.next_batch()
             consumer.ack_through(1)
-            stored = sl.log.WalReader(primary.running.node.primary.log.folder).slots.list()
+            stored = sl.log.WalReader(primary.node.primary.log.folder).slots.list()
             assert [slot.position for slot in stored] == [2]
 
 

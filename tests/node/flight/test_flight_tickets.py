@@ -300,7 +300,7 @@ def test_a_replica_that_was_removed_does_not_get_the_next_key(tmp_path: Path) ->
     with sl.node.Primary.open(tmp_path / "a", name="a") as a:
         for name in ("b", "c"):
             a.register_replica(name)
-        role = a.running.node.primary
+        role = a.node.primary
 
         def signing(name: str) -> bytes:
             return role.handover(Caller(name, role.term)).ticket_keys[0].key
@@ -314,7 +314,7 @@ def test_a_replica_that_was_removed_does_not_get_the_next_key(tmp_path: Path) ->
         a.rotate_keys()
         assert signing("b") not in (former, after)
     with sl.node.Primary.open(tmp_path / "a", name="a") as again:
-        keys = again.running.node.node_folder.tickets.keys()
+        keys = again.node.node_folder.tickets.keys()
         assert keys[0].key not in (former, after), "a token may have been removed"
         assert len(keys) > 1
 
@@ -360,5 +360,5 @@ def test_a_span_that_one_node_planned_is_read_at_another_and_after_a_failover(tm
         assert fetched([replace(span, urls=(a.url,)) for span in planned_by_b])["value"].to_pylist() == [b"1"]
         a.close()
         b.promote()
-        b.running.wait_until(lambda: b.running.node.knows_committed, 1)
-        assert b.running.node.node_folder.tickets.verify(spans[0].ticket)
+        b.wait_until(lambda: b.node.knows_committed, 1)
+        assert b.node.node_folder.tickets.verify(spans[0].ticket)

@@ -327,7 +327,7 @@ def test_a_follower_and_a_writer_go_on_after_a_promotion(tmp_path: Path) -> None
             replica.reading(after=log.end(), timeout=30)
         sink = MemorySink()
         assert sl.follow(log, sink, upto="end").next == 1
-        assert a.running.wait_until(lambda: a.commit_watermark(2) == 1, 30), "both have acknowledged it"
+        assert a.wait_until(lambda: a.commit_watermark(2) == 1, 30), "both have acknowledged it"
         a.close()
         b.promote()
         append(log, b"2", number=1)
@@ -391,7 +391,7 @@ def test_a_stream_does_not_go_on_in_a_log_that_was_rewound_and_is_longer_again(t
     first = sl.node.Primary.open(tmp_path / "a", name="a")
     first.append_values([b"0", b"1", b"2"])
     with sl.node.Replica.open(tmp_path / "b", first.url, name="b") as replica:
-        assert replica.running.wait_until(lambda: replica.committed == 3, 60.0)
+        assert replica.wait_until(lambda: replica.committed == 3, 60.0)
     first.append_values([b"3", b"4"])
     replica = sl.node.Replica.open(tmp_path / "b", "grpc://127.0.0.1:9", name="b")
     with RemoteLog(f"{first.url},{replica.url}", failover_timeout=60.0) as remote:
@@ -408,7 +408,7 @@ def test_a_span_is_not_read_from_a_log_that_was_rewound_and_is_longer_again(tmp_
     first = sl.node.Primary.open(tmp_path / "a", name="a")
     first.append_values([b"0", b"1", b"2"])
     with sl.node.Replica.open(tmp_path / "b", first.url, name="b") as replica:
-        assert replica.running.wait_until(lambda: replica.committed == 3, 60.0)
+        assert replica.wait_until(lambda: replica.committed == 3, 60.0)
     first.append_values([b"3", b"4"])
     with RemoteLog(first.url) as remote:
         both, lost = remote.plan(remote.start())

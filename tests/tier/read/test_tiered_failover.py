@@ -32,15 +32,15 @@ def copies(tmp_path: Path) -> dict[str, Path]:
         with Replica.open(tmp_path / "b", former.url, name="b") as replica:
             shared = former.append_values([b"shared %d" % number for number in range(5)])
             replica.reading(after=shared.bookmark, timeout=WAIT)
-            assert replica.running.wait_until(lambda: former.commit_watermark(1) == 5, WAIT), "it has acknowledged them"
+            assert replica.wait_until(lambda: former.commit_watermark(1) == 5, WAIT), "it has acknowledged them"
         former.append_values([b"of a %d" % number for number in range(5, 10)])
         with pytest.raises(Unsupported, match="belongs to the node"):
-            sl.tier.attach(former.running.node.primary.log)
+            sl.tier.attach(former.node.primary.log)
     with Replica.open(tmp_path / "b", NOWHERE, name="b") as replica:
         promoted = replica.promote(force=True)
         promoted.append_values([b"of b %d" % number for number in range(5, 10)])
         with pytest.raises(Unsupported, match="belongs to the node"):
-            sl.tier.attach(promoted.running.node.primary.log)
+            sl.tier.attach(promoted.node.primary.log)
     found = {}
     for name in ("a", "b"):
         (folder,) = [path.parent for path in (tmp_path / name).glob("*/log.json")]

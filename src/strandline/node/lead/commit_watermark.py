@@ -201,9 +201,9 @@ class CommitWatermark:
         """The durable end of the log."""
         return self._log.bounds().next
 
-    def offsets(self) -> DurableOffsets:
-        """The durable offsets of the primary and its replicas."""
-        registry, durable = self._registry(), self._log.bounds().next
+    def offsets(self, durable: int | None = None) -> DurableOffsets:
+        """The durable offsets of the primary, by default those of now, and its replicas."""
+        registry, durable = self._registry(), self.durable() if durable is None else durable
         of, offsets = self._last
         if of is not registry or offsets.durable != durable:
             offsets = registry.durable_offsets(self._name, durable, term_start=self._term_start)
@@ -234,8 +234,14 @@ class CommitWatermark:
     @property
     def now(self) -> int:
         """The watermark of the log's own policy."""
-        durable = self.durable()
-        return self.commits.raise_to(None, durable) if self.is_alone else self.commits.reached(None)
+        return self.upto(self.durable())
+
+    def upto(self, durable: int) -> int:
+        """The watermark of the log's own policy, for a caller that knows the durable end of the log."""
+        if self.is_alone:
+            return self.commits.raise_to(None, durable)
+        offsets = self.offsets(durable)
+        return self.commits.raise_to(None, watermark(self._policy(), offsets))
 
     @property
     def is_known(self) -> bool:
@@ -255,7 +261,7 @@ class CommitWatermark:
                 f"{self._term_start} is committed: ask again when its replicas have acknowledged it under "
                 f"{self._policy()}. If they are lost for good, change the policy ('strandline node policy --force')."
             )
-        return ReadableLog(self._log, lambda: self.now, self._wait_durable if self.is_alone else self._wait_committed)
+        return ReadableLog(self._log, self.upto, self._wait_durable if self.is_alone else self._wait_committed)
 
     def _wait_durable(self, past: int, timeout: float) -> bool:
         return self._log.wait(Cursor(self._log.log_id, past), timeout)

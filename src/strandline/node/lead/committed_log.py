@@ -24,14 +24,15 @@ class ReadableLog(NamedTuple):
     """A copy of the log, and its commit watermark."""
 
     log: WalReading
-    watermark: Callable[[], int]
+    watermark: Callable[[int], int]
+    """The watermark, of a copy with this durable end."""
     wait: Callable[[int, float], bool]
     """``wait(past, timeout)`` blocks until the watermark is above an offset."""
 
     def bounds(self) -> Bounds:
         """The first retained offset, and the watermark."""
         bounds = self.log.bounds()
-        return Bounds(bounds.first, max(bounds.first, min(bounds.next, self.watermark())))
+        return Bounds(bounds.first, max(bounds.first, min(bounds.next, self.watermark(bounds.next))))
 
 
 @final
@@ -71,10 +72,6 @@ class CommittedLog(WithoutFormat, LogReading):
     def bounds(self) -> Bounds:
         """The first retained offset, and the next one that readers will see."""
         return self._source().bounds()
-
-    def start(self) -> Cursor:
-        """The cursor before the first retained record."""
-        return self._source().log.start()
 
     def end(self) -> Cursor:
         """The cursor behind the last record that readers see now."""

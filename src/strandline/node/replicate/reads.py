@@ -115,7 +115,7 @@ class ReplicaReads:
             raise _no_copy()
         if after is not None:
             _check_bookmark(copy, after)
-        return ReadableLog(copy.log, lambda: self.committed, self._wait_past)
+        return ReadableLog(copy.log, lambda _: self.committed, self._wait_past)
 
     def _wait(self, condition: Callable[[], bool], timeout: float, why: str) -> None:
         if self._is_bootstrapping():

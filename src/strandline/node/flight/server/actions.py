@@ -22,7 +22,7 @@ from strandline.node.flight.client.channel import Channel
 from strandline.node.flight.security import EVERYBODY, CallerRights, Role
 from strandline.node.members.rules import AddNode, Change
 from strandline.node.message_json import write_handover, write_node_slots, write_resume
-from strandline.node.messages import WAIT, Caller, Plan, PlannedSpan, Topology
+from strandline.node.messages import WAIT, Caller, Plan, PlannedSpan
 from strandline.node.node import Node
 
 _MOST_SPANS: Final = 4096
@@ -37,7 +37,7 @@ class NodeService(Protocol):
     def node(self) -> Node:
         """The copy of the log in its role; the server does not step it."""
 
-    def promote(self, *, force: bool) -> Topology:
+    def promote(self, *, force: bool) -> object:
         """Become the primary if that loses nothing committed; ``force`` ignores nodes that cannot be reached."""
 
     def rebootstrap(self) -> None:
@@ -197,7 +197,7 @@ def _last_append(served: NodeService, rights: CallerRights, fields: Fields) -> l
 def _append_at(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("offset")
     rights.need(*EVERYBODY)
-    found = served.node.append_at(fields.natural("offset"))
+    found = served.node.hot.append_at(fields.natural("offset"))
     writer, number = found.append or (None, None)
     return [write_fields({"first": found.first, "next": found.next, "writer": writer, "number": number})]
 
@@ -274,7 +274,8 @@ def _status(served: NodeService, rights: CallerRights, fields: Fields) -> list[b
 def _promote(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("force")
     rights.need(Role.ADMIN)
-    return [write_record(served.promote(force=fields.flag("force")))]
+    served.promote(force=fields.flag("force"))
+    return [write_record(served.node.primary.topology(Caller("")))]
 
 
 def _rebootstrap(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
