@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import pyarrow as pa
@@ -15,40 +16,28 @@ from strandline.tables.files.part import in_schema
 from strandline.tables.rows.bad_records import BadShare, first_bad, refused
 from strandline.tables.rows.kinds import RAW_LATEST, ColumnNames, merge_latest, newest_per_key, table_schema, taken_rows
 from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows, TableShape, bad_records
-from strandline.tables.sql.columns import AlteredColumns, TypeOf, altered
-
-
-@dataclass(frozen=True, slots=True)
-class SoftDeletes:
-    """Rows of the table that are marked as deleted: their keys, with offset and time of the delete.
-
-    A purge removes their values, too.
-    """
-
-    names: ColumnNames
-    marks: pa.Table
-    """The columns ``key``, ``offset``, ``timestamp`` and ``purged``."""
-
-    def payload(self, schema: pa.Schema) -> list[str]:
-        """The columns that a purge empties."""
-        names = self.names
-        return [name for name in schema.names if name not in (*names.all, names.deleted)]
+from strandline.tables.sql.columns import TypeOf
 
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
     """Changes of a table by a range: rows to put, keys to delete, dead letters; and the columns afterwards."""
 
+    before: pa.Schema
+    """The columns that the table has."""
     schema: pa.Schema
-    puts: pa.Table
-    deleted: pa.ChunkedArray
+    names: ColumnNames
     bad: pa.Table
-    columns: AlteredColumns
-    key: str | None
+    puts: pa.Table
+    key: str | None = None
     """The column by which rows are replaced; None in a table of all changes."""
-    primary: str | None
+    primary: str | None = None
     """The column of a new table's primary key."""
-    soft: SoftDeletes | None = None
+    deleted: pa.ChunkedArray | None = None
+    """The keys of rows that go; None: no row goes."""
+    marks: pa.Table | None = None
+    """Rows of the table that are marked as deleted: ``key``, ``offset`` and ``timestamp`` of the delete, and
+    ``purged``, which removes the values, too."""
 
 
 class ColumnRules(Protocol):
@@ -94,45 +83,32 @@ class ChangePlanner:
         before = wanted if before is None else before
         schema = shape.evolution(before, wanted, is_rebuilt=is_rebuilt).schema
         self.database.check_schema(schema)
-        columns = altered(before, schema, self.database.type_of)
+        changes = partial(TableChanges, before, schema, names, shaped.bad)
         if not shape.is_keyed:
-            primary = names.offset if shape.transform is None else None
-            none = pa.chunked_array([], pa.binary())
-            return TableChanges(schema, in_schema(rows, schema), none, shaped.bad, columns, None, primary)
+            return changes(in_schema(rows, schema), primary=names.offset if shape.transform is None else None)
         newest = newest_per_key(rows, names)
         is_put = pc.equal(newest.column(names.op), int(Op.PUT))
         if shape.soft_deletes:
-            return self._soft_changes(rows, newest.filter(pc.invert(is_put)), wanted, schema, shaped.bad, columns)
+            # Rows of the range, deleted ones marked; and marks for the table's own rows of keys that it only deletes.
+            puts = merge_latest(wanted.empty_table(), rows, names, wanted)
+            marks = self._marks(rows, newest.filter(pc.invert(is_put)), puts.column(names.key).combine_chunks())
+            return changes(in_schema(puts, schema), names.key, names.key, marks=marks)
         puts = newest.filter(is_put).select(wanted.names)
         deleted = newest.column(names.key).filter(pc.invert(is_put))
-        return TableChanges(schema, in_schema(puts, schema), deleted, shaped.bad, columns, names.key, names.key)
+        return changes(in_schema(puts, schema), names.key, names.key, deleted if len(deleted) else None)
 
-    def _soft_changes(
-        self,
-        rows: pa.Table,
-        deletes: pa.Table,
-        wanted: pa.Schema,
-        schema: pa.Schema,
-        bad: pa.Table,
-        columns: AlteredColumns,
-    ) -> TableChanges:
-        """Rows of the range, deleted ones marked; and marks for the table's own rows of keys that it only deletes."""
+    def _marks(self, rows: pa.Table, deletes: pa.Table, known: pa.Array) -> pa.Table:
+        """The deletes of keys that are not among the known ones."""
         names = self.shape.names
-        puts = merge_latest(wanted.empty_table(), rows, names, wanted)
-        known = puts.column(names.key).combine_chunks()
         marked = deletes.filter(pc.invert(pc.is_in(deletes.column(names.key), value_set=known)))
         purges = rows.filter(pc.equal(rows.column(names.op), int(Op.PURGE))).column(names.key).combine_chunks()
-        marks = pa.table(
+        return pa.table(
             {
                 "key": marked.column(names.key),
                 "offset": marked.column(names.offset),
                 "timestamp": marked.column(names.timestamp),
                 "purged": pc.is_in(marked.column(names.key), value_set=purges),
             }
-        )
-        none = pa.chunked_array([], pa.binary())
-        return TableChanges(
-            schema, in_schema(puts, schema), none, bad, columns, names.key, names.key, SoftDeletes(names, marks)
         )
 
     def _schema_of(self, rows: pa.Table) -> pa.Schema:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -30,26 +29,6 @@ DEAD_LETTERS: Final = "_dead_letters"
 """Behind a table's name: its dead-letter table."""
 CURSORS: Final = "strandline_cursors"
 """The table of all sinks' cursors, beside the tables that they write."""
-
-
-@dataclass(frozen=True, slots=True)
-class AlteredColumns:
-    """Columns to add and to widen before rows of a wider schema fit."""
-
-    added: tuple[pa.Field, ...]
-    retyped: tuple[pa.Field, ...]
-
-
-def altered(before: pa.Schema, after: pa.Schema, type_of: TypeOf) -> AlteredColumns:
-    """The columns that are new, and those whose type in the database changes."""
-    return AlteredColumns(
-        tuple(field for field in after if field.name not in before.names),
-        tuple(
-            field
-            for field in after
-            if field.name in before.names and type_of(field) != type_of(before.field(field.name))
-        ),
-    )
 
 
 def quoted(name: str) -> str:

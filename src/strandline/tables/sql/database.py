@@ -66,8 +66,12 @@ class SqlTransaction(ABC):
         """Exclude other followers, and changes of the table's columns, until the end of the transaction."""
 
     @abstractmethod
+    def identity(self) -> str | None:
+        """What a table that is dropped and created again has another one of; None if there is no table."""
+
     def read_table(self) -> SeenTable:
         """The table as it is now, its columns, and its cursor row."""
+        return SeenTable(self.identity(), self.seen_columns(self.named()), self.row())
 
     @abstractmethod
     def create(self, changes: TableChanges) -> str:
@@ -75,12 +79,24 @@ class SqlTransaction(ABC):
 
     def alter(self, changes: TableChanges) -> None:
         """Add and widen columns."""
-        for field in changes.columns.added:
-            self.run(f"ALTER TABLE {self.named()} ADD COLUMN {quoted(field.name)} {self.type_of(field)}")
+        for field in changes.schema:
+            if field.name not in changes.before.names:
+                self.run(f"ALTER TABLE {self.named()} ADD COLUMN {quoted(field.name)} {self.type_of(field)}")
 
     @abstractmethod
     def merge(self, changes: TableChanges) -> None:
         """Put and delete the staged rows."""
+
+    def marking(self, changes: TableChanges, source: str, *mark: str) -> str:
+        """The statement that marks rows as deleted, by the columns of ``changes.marks`` as expressions."""
+        key, offset, time, purged = mark
+        names = changes.names
+        payload = [quoted(name) for name in changes.schema.names if name not in (*names.all, names.deleted)]
+        emptied = "".join(f", {name} = CASE WHEN {purged} THEN NULL ELSE t.{name} END" for name in payload)
+        return (
+            f"UPDATE {self.named()} AS t SET {quoted(names.deleted)} = true, {quoted(names.offset)} = {offset}, "  # noqa: S608
+            f"{quoted(names.timestamp)} = {time}{emptied} {source} WHERE t.{quoted(names.key)} = {key}"
+        )
 
     def put_dead_letters(self, bad: pa.Table, *, removed_from: int | None) -> None:
         """Add dead letters to their own table, which is created if it is missing; first those from an offset on go."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from strandline.errors import InvalidInput, MissingExtra
 from strandline.tables.maintain.comparison import RowDifferences
-from strandline.tables.sql.changes import SoftDeletes, TableChanges
+from strandline.tables.sql.changes import TableChanges
 from strandline.tables.sql.columns import (
     CURSORS,
     DEAD_LETTERS,
@@ -20,7 +20,7 @@ from strandline.tables.sql.columns import (
 from strandline.tables.sql.copy_format import copy_data
 from strandline.tables.sql.database import SqlTransaction
 from strandline.tables.sql.postgres_types import letter_type, postgres_type, server_cast, staged_column
-from strandline.tables.sql.state import SeenColumn, SeenTable
+from strandline.tables.sql.state import SeenColumn
 
 if TYPE_CHECKING:
     import psycopg
@@ -53,10 +53,10 @@ class PostgresTransaction(SqlTransaction):
     def stage(self, changes: TableChanges) -> None:
         """Copy the rows into temporary tables: only this transaction sees them, and no lock is held meanwhile."""
         self._copied("strandline_puts", changes.puts)
-        if len(changes.deleted):
+        if changes.deleted is not None:
             self._copied("strandline_deletes", pa.table({"key": changes.deleted}))
-        if changes.soft is not None:
-            self._copied("strandline_marks", changes.soft.marks)
+        if changes.marks is not None:
+            self._copied("strandline_marks", changes.marks)
 
     def lock(self) -> None:
         """One follower at a time commits to the table; nobody drops or alters it meanwhile."""
@@ -64,16 +64,13 @@ class PostgresTransaction(SqlTransaction):
         if self.run("SELECT to_regclass($1)", self.named()).fetchone() != (None,):
             self.run(f"LOCK TABLE {self.named()} IN ROW EXCLUSIVE MODE")
 
-    def read_table(self) -> SeenTable:
-        """The table, its columns, and its cursor row."""
-        found = self.run("SELECT oid::bigint, relkind FROM pg_class WHERE oid = to_regclass($1)", self.named())
-        table = found.fetchone()
-        row = self.row()
-        if table is None:
-            return SeenTable(None, {}, row)
-        if table[1] not in ("r", "p"):
+    def identity(self) -> str | None:
+        """The object id of the table."""
+        statement = "SELECT oid::bigint, relkind FROM pg_class WHERE oid = to_regclass($1)"
+        found = self.run(statement, self.named()).fetchone()
+        if found is not None and found[1] not in ("r", "p"):
             raise InvalidInput(f"{self.schema}.{self.table} is no plain table: follow into a table of its own.")
-        return SeenTable(str(table[0]), self.seen_columns(self.named()), row)
+        return None if found is None else str(found[0])
 
     def seen_columns(self, named: str) -> dict[str, SeenColumn]:
         """The columns of a table."""
@@ -85,38 +82,29 @@ class PostgresTransaction(SqlTransaction):
         return {name: SeenColumn(kind, is_optional) for name, kind, is_optional in found}
 
     def create(self, changes: TableChanges) -> str:
-        """Create the table; its object id is its identity."""
+        """Create the table."""
         self.run(f"CREATE TABLE {self.named()} ({definitions(changes.schema, changes.primary, postgres_type)})")
-        (identity,) = self.run("SELECT to_regclass($1)::oid::bigint", self.named()).fetchone() or (None,)
-        return str(identity)
+        return str(self.identity())
 
     def alter(self, changes: TableChanges) -> None:
         """Add and widen columns."""
         super().alter(changes)
-        for field in changes.columns.retyped:
-            self.run(f"ALTER TABLE {self.named()} ALTER COLUMN {quoted(field.name)} TYPE {postgres_type(field)}")
+        kept = (field for field in changes.schema if field.name in changes.before.names)
+        for field in kept:
+            if postgres_type(field) != postgres_type(changes.before.field(field.name)):
+                self.run(f"ALTER TABLE {self.named()} ALTER COLUMN {quoted(field.name)} TYPE {postgres_type(field)}")
 
     def merge(self, changes: TableChanges) -> None:
         """Put and delete the staged rows."""
-        if len(changes.deleted) and changes.key is not None:
+        if changes.deleted is not None and changes.key is not None:
             self.run(
                 f"DELETE FROM {self.named()} t USING strandline_deletes d WHERE t.{quoted(changes.key)} = d.key"  # noqa: S608
             )
         if changes.puts.num_rows:
             self._inserted("strandline_puts", self.named(), changes.schema, changes.key)
-        if changes.soft is not None and changes.soft.marks.num_rows:
-            self._mark(changes.soft, changes.schema)
-
-    def _mark(self, soft: SoftDeletes, schema: pa.Schema) -> None:
-        names = soft.names
-        stamps = f'{quoted(names.deleted)} = true, {quoted(names.offset)} = m."offset", '
-        stamps += f'{quoted(names.timestamp)} = m."timestamp"'
-        emptied = "".join(f", {quoted(name)} = NULL" for name in soft.payload(schema))
-        for is_purged, sets in (("NOT m.purged", stamps), ("m.purged", stamps + emptied)):
-            self.run(
-                f"UPDATE {self.named()} t SET {sets} FROM strandline_marks m "  # noqa: S608
-                f"WHERE t.{quoted(names.key)} = m.key AND {is_purged}"
-            )
+        if changes.marks is not None and changes.marks.num_rows:
+            mark = (f"m.{quoted(name)}" for name in changes.marks.column_names)
+            self.run(self.marking(changes, "FROM strandline_marks m", *mark))
 
     def _inserted(self, staged: str, into: str, schema: pa.Schema, key: str | None, *, is_plain: bool = False) -> None:
         values = ", ".join(f"{quoted(field.name)}{server_cast(field, is_plain=is_plain)}" for field in schema)

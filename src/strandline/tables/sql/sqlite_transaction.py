@@ -14,7 +14,7 @@ import pyarrow.types as pt
 from strandline.errors import InvalidInput
 from strandline.storage.clock import CHANCE
 from strandline.tables.maintain.comparison import RowDifferences
-from strandline.tables.sql.changes import SoftDeletes, TableChanges
+from strandline.tables.sql.changes import TableChanges
 from strandline.tables.sql.columns import (
     CURSORS,
     DEAD_LETTERS,
@@ -25,7 +25,7 @@ from strandline.tables.sql.columns import (
     refused,
 )
 from strandline.tables.sql.database import SqlTransaction
-from strandline.tables.sql.state import SeenColumn, SeenTable
+from strandline.tables.sql.state import SeenColumn
 
 TIMES: Final = range(-1_096_193_779_200_000_000, 971_890_963_200_000_000)
 """The years of which Arrow makes a right text, -32767 to 32767, in microseconds since 1970."""
@@ -79,20 +79,19 @@ class SqliteTransaction(SqlTransaction):
         """Only one process writes to the file."""
         self.run("BEGIN IMMEDIATE")
 
-    def read_table(self) -> SeenTable:
-        """The table, its columns, and its cursor row. The mark in its definition is its identity."""
+    def identity(self) -> str | None:
+        """The mark in the definition of the table."""
         found = self.run(
             "SELECT type, name, sql FROM sqlite_master WHERE type IN ('table', 'view') AND name = $1 COLLATE NOCASE",
             self.table,
         ).fetchone()
-        row = self.row()
         if found is None:
-            return SeenTable(None, {}, row)
+            return None
         kind, name, definition = found
         if kind != "table":
             raise InvalidInput(f"{name} is a view: follow into a table of its own.")
         mark = _MARK.search(definition)
-        return SeenTable(mark[1] if mark else "", self.seen_columns(self.named()), row)
+        return mark[1] if mark else ""
 
     def seen_columns(self, named: str) -> dict[str, SeenColumn]:
         """The columns of a table."""
@@ -111,21 +110,13 @@ class SqliteTransaction(SqlTransaction):
 
     def merge(self, changes: TableChanges) -> None:
         """Put and delete the rows."""
-        if len(changes.deleted) and changes.key is not None:
+        if changes.deleted is not None and changes.key is not None:
             statement = f"DELETE FROM {self.named()} WHERE {quoted(changes.key)} = ?"  # noqa: S608
             self.connection.executemany(statement, zip(changes.deleted.to_pylist(), strict=True))
         self._inserted(self.named(), changes.puts, changes.key)
-        if changes.soft is not None:
-            self._mark(changes.soft, changes.schema)
-
-    def _mark(self, soft: SoftDeletes, schema: pa.Schema) -> None:
-        names = soft.names
-        stamps = f"{quoted(names.deleted)} = 1, {quoted(names.offset)} = ?, {quoted(names.timestamp)} = ?"
-        emptied = "".join(f", {quoted(name)} = NULL" for name in soft.payload(schema))
-        marks = [_bound(soft.marks.column(name)) for name in ("offset", "timestamp", "key", "purged")]
-        for is_purged, sets in ((False, stamps), (True, stamps + emptied)):
-            statement = f"UPDATE {self.named()} SET {sets} WHERE {quoted(names.key)} = ?"  # noqa: S608
-            self.connection.executemany(statement, [row[:3] for row in zip(*marks, strict=True) if row[3] is is_purged])
+        if changes.marks is not None:
+            marks = zip(*map(_bound, changes.marks.columns), strict=True)
+            self.connection.executemany(self.marking(changes, "", "?1", "?2", "?3", "?4"), marks)
 
     def _inserted(self, named: str, rows: pa.Table, key: str | None) -> None:
         places = ", ".join("?" for _ in rows.column_names)
