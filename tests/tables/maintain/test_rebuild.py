@@ -40,6 +40,7 @@ from strandline.tables.files.letters import LetterBox
 from strandline.tables.files.part import TablePart
 from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import FollowedIceberg
+from strandline.tables.maintain import comparison
 from strandline.tables.maintain.comparison import RowDifferences
 from strandline.tables.maintain.opening import existing
 from strandline.tables.maintain.operations import rebuild, verify
@@ -493,7 +494,7 @@ def test_a_database_compares_rows_that_arrive_in_pieces(
     place: Any, log: MemoryLog, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(expected, "PIECE", 2048)
-    monkeypatch.setattr(expected, "_MERGED", 1)
+    monkeypatch.setattr(comparison, "_MERGED", 1)
     for _ in range(5):
         extend(log, 10)
     shape = {"value": VALUE, **options}

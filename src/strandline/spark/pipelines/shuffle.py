@@ -198,7 +198,7 @@ def observed_reports(seen: Observation, readers: int) -> dict[int, Written]:
 def _complete(reader: PartReader, spans: Sequence[Span], most: int | None) -> Iterator[pa.Table]:
     """The rows of all records of the spans; ``CorruptData`` if those were not each of their offsets once."""
     yield from reader.rows(records_of(spans, most))
-    found = reader.seen
+    found = (reader.first, reader.next, reader.records)
     expected = (spans[0].first, spans[-1].next, spans[-1].next - spans[0].first)
     if found != expected:
         raise CorruptData(

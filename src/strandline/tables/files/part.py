@@ -38,55 +38,7 @@ if TYPE_CHECKING:
 _CHUNK_ROWS: Final = 65_536
 
 
-@dataclass(slots=True)
-class InputCount:
-    """First and next offset, and number of records, of a worker's input, which is in the order of offsets.
-
-    By it the driver detects missing and duplicate records.
-    """
-
-    first: int = 0
-    next: int = 0
-    records: int = 0
-    taken: int = 0
-    decoded: int = 0
-    """Their bytes in memory."""
-
-    def counted(
-        self, batches: Iterable[pa.RecordBatch], share: HashRange | None, *, by_record_key: bool
-    ) -> Iterator[pa.Table]:
-        """The records that belong to the share, as tables; counts all."""
-        for batch in _chunks(self._checked(batches)):
-            if share is None:
-                self.taken += batch.num_rows
-                yield batch
-                continue
-            mask = share.mask(key_hashes(batch.column("key")))
-            self.taken += int(mask.sum())
-            mine = batch.filter(pa.array(mask)) if by_record_key and share.depth else batch
-            if mine.num_rows:
-                yield mine
-
-    def _checked(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if not batch.num_rows:
-                continue
-            offsets = batch.column("offset")
-            low, high = offsets[0].as_py(), offsets[-1].as_py()
-            if high < low or (self.records and low < self.next):
-                raise CorruptData(
-                    f"A batch has the offsets {low} to {high} after offset {self.next - 1}: records were duplicated or "
-                    "reordered. Nothing was committed."
-                )
-            if not self.records:
-                self.first = low
-            self.next = high + 1
-            self.records += batch.num_rows
-            self.decoded += batch.nbytes
-            yield batch
-
-
-def _chunks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def as_tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Batches as tables, small ones together: each step on a table costs more than a small batch."""
     few: list[pa.RecordBatch] = []
     size = 0
@@ -344,27 +296,59 @@ class TablePart:
 
 @dataclass(slots=True)
 class PartReader:
-    """Turns records into rows for other workers, whose rows are shuffled, and counts what it was given."""
+    """Turns records, in the order of their offsets, into rows, and counts what it was given.
+
+    By its count the driver detects missing and duplicate records.
+    """
 
     part: TablePart
-    _tally: InputCount = field(default_factory=InputCount)
+    first: int = 0
+    next: int = 0
+    records: int = 0
+    taken: int = 0
+    decoded: int = 0
+    """Bytes of the records in memory."""
     _bad: list[pa.Table] = field(default_factory=list)
     _given: int = 0
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """The rows of these records, which come in the order of their offsets."""
+        """The rows of the part's records."""
         part = self.part
-        for records in self._tally.counted(batches, part.share, by_record_key=part.shape.has_record_keys):
-            shaped = part.shaped(records)
+        for records in as_tables(self._counted(batches)):
+            mine = self._mine(records)
+            if not mine.num_rows:
+                continue
+            shaped = part.shaped(mine)
             self._bad.append(shaped.bad)
             if not part.is_transformed:
                 self._given += shaped.rows.num_rows
             yield shaped.rows
 
-    @property
-    def seen(self) -> tuple[int, int, int]:
-        """The lowest offset, one past the highest, and how many records."""
-        return self._tally.first, self._tally.next, self._tally.records
+    def _mine(self, records: pa.Table) -> pa.Table:
+        """The records of the part; all of them if only a row tells its key."""
+        share = self.part.share
+        mask = None if share is None else share.mask(key_hashes(records.column("key")))
+        self.taken += records.num_rows if mask is None else int(mask.sum())
+        is_all = mask is None or mask.all() or not self.part.shape.has_record_keys
+        return records if is_all else records.filter(pa.array(mask))
+
+    def _counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if not batch.num_rows:
+                continue
+            offsets = batch.column("offset")
+            low, high = offsets[0].as_py(), offsets[-1].as_py()
+            if high < low or (self.records and low < self.next):
+                raise CorruptData(
+                    f"A batch has the offsets {low} to {high} after offset {self.next - 1}: records were duplicated or "
+                    "reordered. Nothing was committed."
+                )
+            if not self.records:
+                self.first = low
+            self.next = high + 1
+            self.records += batch.num_rows
+            self.decoded += batch.nbytes
+            yield batch
 
     def passed_on(self) -> Written:
         """The report of a reader whose rows were passed on to other workers. Call it after ``rows`` has ended."""
@@ -372,8 +356,8 @@ class PartReader:
 
     def report(self, **more: Any) -> Written:
         """Write the dead letters, and report what was read, and ``more``."""
-        tally, letters = self._tally, pa.concat_tables(self._bad) if self._bad else BAD_SCHEMA.empty_table()
-        read = Written(*self.seen, tally.taken, decoded=tally.decoded)
+        letters = pa.concat_tables(self._bad) if self._bad else BAD_SCHEMA.empty_table()
+        read = Written(self.first, self.next, self.records, self.taken, decoded=self.decoded)
         return self.part.with_letters(replace(read, **more), letters)
 
 

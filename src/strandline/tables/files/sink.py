@@ -158,8 +158,7 @@ class FileTableSink(MaintainedTable):
         floor = max(since.next, 0 if version.at is None else version.at.next)
         parts = tuple(replace(one, grows=True) for one in self._parts(version, floor, letters, tasks))
         return FileTransaction(
-            *(self._followed, version, since, upto, parts, claim, letters, self._bad_share, self._bad_count),
-            take_columns=self._take_columns,
+            *(self._followed, version, since, upto, parts, claim, letters, self._bad_share, self._take_columns)
         )
 
     def _parts(self, version: TableVersion, floor: int, letters: LetterBox | None, tasks: int) -> Iterator[TablePart]:

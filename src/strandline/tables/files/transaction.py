@@ -12,7 +12,7 @@ from strandline.tables.claim import TableClaim
 from strandline.tables.files.followed import FollowedTable, TableVersion
 from strandline.tables.files.letters import LetterBox
 from strandline.tables.files.part import TablePart
-from strandline.tables.rows.bad_records import ANY_SHARE, BadCount, BadShare
+from strandline.tables.rows.bad_records import BadShare
 from strandline.tables.written import Written, check_coverage
 
 
@@ -30,8 +30,7 @@ class FileTransaction:
     parts: tuple[TablePart, ...]
     claim: TableClaim[str]
     letters: LetterBox | None = None
-    bad_share: BadShare = ANY_SHARE
-    bad_count: BadCount = field(default_factory=BadCount)
+    bad_share: BadShare = field(default_factory=BadShare)
     take_columns: Callable[[Sequence[Written]], object] = tuple
     """Takes columns that values bring; ``Conflict`` if there are some."""
 
@@ -63,7 +62,7 @@ class FileTransaction:
             self.followed.refuse_another_follower(self.since.log_id, self.version.at)
             raise
         self.claim.hold(self.claim.own)
-        self.bad_count.add(written)
+        self.bad_share.found += sum(one.bad_records for one in written)
         if self.letters is not None:
             self.letters.discard_outdated(self.parts, written, version.id, self.upto)
 

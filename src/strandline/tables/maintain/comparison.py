@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
@@ -16,14 +16,16 @@ from strandline.log.read.span_tasks import records_between, run_located, spans_b
 from strandline.model.cursor import Span
 from strandline.storage.task_pool import TaskPool
 from strandline.tables.files.data_files import TableFiles
-from strandline.tables.files.layout import FEW_SHARES, HashRange, range_of, shares
-from strandline.tables.files.part import InputCount, changes_schema, in_schema, narrowed
+from strandline.tables.files.layout import FEW_SHARES, WHOLE, HashRange, range_of, shares
+from strandline.tables.files.part import as_tables, changes_schema, in_schema, narrowed
 from strandline.tables.rows.hashing import key_hashes
 from strandline.tables.rows.kinds import in_offset_order, merge_history, merge_latest, taken_rows
-from strandline.tables.rows.shape import TableShape
+from strandline.tables.rows.shape import ShapedRows, TableShape
 
 FIRST_DIFFERENCES: Final = 10
 """How many differences are shown."""
+_MERGED: Final = 64 << 20
+"""Bytes of changes that are merged at once, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +77,10 @@ class ShareTask:
 
     def __call__(self) -> RowDifferences:
         """Compare the share."""
-        records = records_between(self.spans, self.first, self.next)
-        counted = InputCount().counted(records, self.share, by_record_key=self.shape.has_record_keys)
-        changes = [self._shaped(some) for some in counted]
-        merged = in_offset_order(changes, self.shape.names) if changes else self.shape.changes_schema().empty_table()
+        records = as_tables(records_between(self.spans, self.first, self.next))
         rows, strays = self._found()
-        found = differences(folded(self.shape, merged, self.schema), rows)
+        found = differences(expected_rows(self.shape, self.schema, records, self.share or WHOLE, self.shape.rows), rows)
         return found + RowDifferences.counted(len(strays), (0, ()), (len(strays), strays))
-
-    def _shaped(self, records: pa.Table) -> pa.Table:
-        rows = self.shape.rows(records).rows
-        is_own = self.share is None or self.shape.has_record_keys
-        return rows if is_own or self.share is None else self.share.rows_of(rows, self.shape.names.key)
 
     def _found(self) -> tuple[pa.Table, list[str]]:
         """The table's rows in the share, and rows in files of other keys."""
@@ -146,15 +140,34 @@ def compared_shares(log: LogReading, tasks: Iterable[ShareTask], pool: TaskPool,
     return found
 
 
-def folded(shape: TableShape, changes: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The rows of a table with these columns after all its changes, in the order of their offsets."""
-    if shape.kind == "append":
-        return in_schema(narrowed(changes, schema), schema)
-    columns = changes_schema(schema, changes.schema, shape.names)
-    wide = in_schema(narrowed(changes, columns), columns)
+def expected_rows(
+    shape: TableShape,
+    schema: pa.Schema,
+    records: Iterable[pa.Table],
+    share: HashRange,
+    shaped: Callable[[pa.Table], ShapedRows],
+) -> pa.Table:
+    """The rows of a share of a table with these columns, by its records: merged as they come, which bounds memory."""
+    rows, waiting, size = schema.empty_table(), list[pa.Table](), 0
+    for some in records:
+        changes = shaped(share.rows_of(some, "key") if shape.has_record_keys else some).rows
+        if not shape.has_record_keys:
+            changes = share.rows_of(changes, shape.names.key)
+        columns = changes_schema(schema, changes.schema, shape.names) if shape.is_keyed else schema
+        waiting.append(in_schema(narrowed(changes, columns), columns))
+        size += waiting[-1].nbytes
+        if size >= max(_MERGED, rows.nbytes):  # a merge of more rows takes longer
+            rows, waiting, size = _merged(shape, schema, rows, waiting), [], 0
+    return _merged(shape, schema, rows, waiting)
+
+
+def _merged(shape: TableShape, schema: pa.Schema, rows: pa.Table, changes: list[pa.Table]) -> pa.Table:
+    if shape.kind == "append" or not changes:
+        return pa.concat_tables([rows, *changes])
+    ordered = in_offset_order(changes, shape.names)
     if shape.kind == "latest":
-        return merge_latest(schema.empty_table(), wide, shape.names, schema)
-    return pa.concat_tables(merge_history(schema.empty_table(), wide, shape.names, schema))
+        return merge_latest(rows, ordered, shape.names, schema)
+    return pa.concat_tables(merge_history(rows, ordered, shape.names, schema))
 
 
 def differences(expected: pa.Table, found: pa.Table) -> RowDifferences:

@@ -18,7 +18,7 @@ from strandline.model.sink import Sink
 from strandline.storage.task_pool import TaskPool
 from strandline.tables.maintain.comparison import RowDifferences
 from strandline.tables.maintain.replay import LetterReplay, Replayed
-from strandline.tables.rows.bad_records import BadCount, BadShare
+from strandline.tables.rows.bad_records import BadShare
 from strandline.tables.rows.kinds import RAW, TYPED, Kind, Mode
 from strandline.tables.rows.logged import LoggedShape, Value, is_raw
 from strandline.tables.rows.shape import TableShape
@@ -78,7 +78,6 @@ class MaintainedTable(Sink, ABC):
         self._shape = shape
         self._logged = LoggedShape(shape, value, where)
         self._bad_share = BadShare.of(max_bad_share)
-        self._bad_count = BadCount()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.where!r}, mode={self.mode!r}, name={self._name!r})"
@@ -86,7 +85,7 @@ class MaintainedTable(Sink, ABC):
     @property
     def bad_records(self) -> int:
         """How many records this object has set aside as dead letters, in ranges that it committed."""
-        return self._bad_count.records
+        return self._bad_share.found
 
     def meet(self, log: Any) -> None:
         """Name the log that the table follows, whose codec decodes the values with ``value="log"``.

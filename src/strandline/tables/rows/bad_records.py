@@ -19,11 +19,12 @@ NO_KEY: Final = "It has no key, and the table keeps its rows by key."
 """The reason of a record without a key in a keyed table."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BadShare:
-    """The share of a commit's records that may be bad (``max_bad_share``)."""
+    """The share of a commit's records that may be bad (``max_bad_share``), and how many a sink has set aside."""
 
     most: float = 1.0
+    found: int = 0
 
     @classmethod
     def of(cls, value: Any) -> BadShare:
@@ -45,20 +46,6 @@ class BadShare:
         bad = sum(one.bad_records for one in written)
         records += sum(one.shared for one in written)
         self.check(bad, records, next((one.first_bad for one in written if one.first_bad), ""))
-
-
-ANY_SHARE: Final = BadShare()
-
-
-@dataclass(slots=True)
-class BadCount:
-    """How many records a sink has set aside since it was made."""
-
-    records: int = 0
-
-    def add(self, written: Sequence[Written]) -> None:
-        """Count those of a committed range."""
-        self.records += sum(one.bad_records for one in written)
 
 
 def letter_ids(letters: pa.Table) -> list[LetterId]:

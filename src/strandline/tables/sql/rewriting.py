@@ -19,7 +19,7 @@ from strandline.tables.rows.bad_records import first_bad
 from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows
 from strandline.tables.sql.changes import ChangePlanner
 from strandline.tables.sql.database import Database, SqlTransaction
-from strandline.tables.sql.expected import ExpectedRows, record_ranges
+from strandline.tables.sql.expected import expected_pieces, record_ranges
 from strandline.tables.sql.state import CursorRow, Expected
 from strandline.tables.work import Rebuild
 
@@ -43,8 +43,8 @@ class SqlRebuild:
         row = self._filled(found)
         if self.job.is_verified:
             read = partial(record_ranges, self.job.log, self.beginning, self.end.next)
-            expected = ExpectedRows(self.planner, row.schema, read, self.transaction.size()[1])
-            check_rebuilt(self.transaction.compared(expected.pieces(), row.schema), self.where)
+            expected = expected_pieces(self.planner, row.schema, read, self.transaction.size()[1])
+            check_rebuilt(self.transaction.compared(expected, row.schema), self.where)
         return replace(row, start=self.beginning.next, epoch=found.epoch + 1, commit_id=str(CHANCE.uuid()))
 
     def _filled(self, row: CursorRow) -> CursorRow:

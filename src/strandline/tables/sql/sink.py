@@ -40,7 +40,7 @@ from strandline.tables.rows.logged import Value
 from strandline.tables.rows.shape import TableShape, refuse_lost_transform
 from strandline.tables.sql.changes import ChangePlanner, TableChanges
 from strandline.tables.sql.database import Database, SqlTransaction
-from strandline.tables.sql.expected import ExpectedRows, record_ranges
+from strandline.tables.sql.expected import expected_pieces, record_ranges
 from strandline.tables.sql.rewriting import SqlRebuild, replayed_sql
 from strandline.tables.sql.state import CursorRow, Expected, SeenTable
 from strandline.tables.work import Rebuild
@@ -200,7 +200,7 @@ class SqlSink(MaintainedTable):
                 before = None if found is None else found.schema
                 changes = self._planner(before, todo.column("value")).planned(todo, before)
                 if self._commit(changes, found, since, end, claim):
-                    self._bad_count.records += changes.bad.num_rows
+                    self._bad_share.found += changes.bad.num_rows
                     return
 
     def _existing(self) -> CursorRow | None:
@@ -237,9 +237,9 @@ class SqlSink(MaintainedTable):
             row = self._expected.existing(self._database.read_table(), log.log_id)
             self._refresh()  # the codec of the last record that the table has, or a newer one
             read = partial(record_ranges, log, log.cursor_at(row.start), row.cursor.next)
-            expected = ExpectedRows(self._planner(row.schema), row.schema, read, self.size().bytes)
+            expected = expected_pieces(self._planner(row.schema), row.schema, read, self.size().bytes)
             with self._database.reading() as transaction:
-                found = transaction.compared(expected.pieces(), row.schema)
+                found = transaction.compared(expected, row.schema)
                 if transaction.read_table().row != row:
                     raise committed_meanwhile(self.where)
         return row.cursor, found
