@@ -101,12 +101,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return _OUT_OF_MEMORY.search(str(error)) is not None
 
 
-def rerun_if_lost(job: Callable[[], R], *, env: Env = SYSTEM) -> R:
+def rerun_if_lost(job: Callable[[], R]) -> R:
     """Run a Spark job; again, a bounded number of times, if it failed without an error of Python.
 
     An executor was lost then, or a worker was killed or did not start. ``local[N]`` repeats no task by itself.
     """
-    return _LOST.repeat(job, _is_lost, env)
+    return _LOST.repeat(job, _is_lost, SYSTEM)
 
 
 def _is_lost(error: StrandlineError) -> bool:

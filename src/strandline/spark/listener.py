@@ -45,14 +45,10 @@ def records_behind(sources: Any) -> int | None:
     >>> records_behind([log, log]), records_behind([Source(endOffset='{"shard": 1}', latestOffset=None)])
     (4, None)
     """
-    found = [_behind(source) for source in sources if _next(source.endOffset) is not None]
+    offsets = [(_next(one.endOffset), _next(one.latestOffset)) for one in sources]
+    found = [None if latest is None else max(0, latest - end) for end, latest in offsets if end is not None]
     known = [one for one in found if one is not None]
     return sum(known) if found and len(known) == len(found) else None
-
-
-def _behind(source: Any) -> int | None:
-    end, latest = _next(source.endOffset), _next(source.latestOffset)
-    return None if end is None or latest is None else max(0, latest - end)
 
 
 def _next(offset: Any) -> int | None:

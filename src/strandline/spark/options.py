@@ -22,6 +22,15 @@ from strandline.values.decoding import BadRows
 
 Word = TypeVar("Word", bound=str)
 
+FILES: Final = {
+    "token_file": "tokenFile",
+    "ca": "ca",
+    "ca_file": "caFile",
+    "cert_file": "certFile",
+    "key_file": "keyFile",
+}
+"""Options by which nodes are called, beside the token itself."""
+_ACCESS: Final = {"token": "token", **FILES}
 _KNOWN: Final = (
     "path",
     "startingOffset",
@@ -43,12 +52,7 @@ _KNOWN: Final = (
     "logFormat",
     "manifest",
     "data",
-    "token",
-    "tokenFile",
-    "ca",
-    "caFile",
-    "certFile",
-    "keyFile",
+    *_ACCESS.values(),
     "readFrom",
     "decode",
     "badRows",
@@ -150,16 +154,6 @@ def node_access_of(given: Mapping[str, str], url: str) -> NodeAccess:
         if one in named and other in named:
             raise InvalidInput(f"Give {one} or {other}, not both.")
     return NodeAccess(**texts, read_from=word_of(given, "readFrom", "primary", "replicas"))
-
-
-_ACCESS: Final = {
-    "token": "token",
-    "token_file": "tokenFile",
-    "ca": "ca",
-    "ca_file": "caFile",
-    "cert_file": "certFile",
-    "key_file": "keyFile",
-}
 
 
 def _hold(given: Mapping[str, str]) -> int | None:

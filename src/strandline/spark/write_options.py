@@ -9,6 +9,7 @@ from typing import Final, Literal
 from strandline.errors import InvalidInput
 from strandline.model.arguments import LARGEST_NUMBER, shown
 from strandline.spark.options import (
+    FILES,
     NodeAccess,
     count_of,
     given_options,
@@ -29,11 +30,7 @@ _KNOWN: Final = (
     "compression",
     "create",
     "outbox",
-    "tokenFile",
-    "ca",
-    "caFile",
-    "certFile",
-    "keyFile",
+    *FILES.values(),
     "checkpointLocation",
     "queryName",
 )

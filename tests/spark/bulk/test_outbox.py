@@ -22,7 +22,7 @@ from strandline.node.flight.security import ClientSecurity, ServerSecurity, Toke
 from strandline.spark.datasource import writing
 from strandline.spark.datasource.outbox import _bind, slot_name
 from strandline.spark.datasource.source import StrandlineDataSource
-from strandline.spark.datasource.writing import batch_writer
+from strandline.spark.datasource.writing import LogWriter
 from strandline.spark.write_options import parse_write_options
 from strandline.testing.faulty import Crash
 from tests.spark.bulk.test_write import numbers, refused, text
@@ -72,7 +72,7 @@ def test_a_job_into_a_node_is_there_once_and_in_order(spark: SparkSession, node:
 def committed(url: str, outbox: str, values: list[bytes], column: str = "value", **options: str) -> None:
     """A batch job in this process, without a session."""
     schema = StructType([StructField(column, BinaryType())])
-    writer = batch_writer({"path": url, "outbox": outbox, **options}, schema, overwrite=False)
+    writer = LogWriter({"path": url, "outbox": outbox, **options}, schema, overwrite=False)
     writer.commit([writer.write(iter([pa.record_batch({column: pa.array(values)})]))])
 
 
@@ -157,7 +157,7 @@ def test_a_typed_target_takes_the_fields_of_its_values(tmp_path: Path, outbox: s
     url = f"wal://{tmp_path}/typed"
     sl.open(url, create=True, value=sl.values.Json(pa.schema([("id", pa.int64()), ("city", pa.string())]))).close()
     schema = StructType([StructField("id", LongType()), StructField("city", StringType())])
-    writer = batch_writer({"path": url, "outbox": outbox}, schema, overwrite=False)
+    writer = LogWriter({"path": url, "outbox": outbox}, schema, overwrite=False)
     writer.commit([writer.write(iter([pa.record_batch({"id": [1, 2], "city": ["Ulm", None]})]))])
     assert [json.loads(value) for value in written(url)] == [{"id": 1, "city": "Ulm"}, {"id": 2, "city": None}]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
@@ -61,17 +61,8 @@ def trimmed_meanwhile(first: int, bounds: Bounds, url: str) -> CursorExpired | N
 
 def narrower(first: Limit, second: Limit) -> Limit:
     """The narrower of two limits, in each dimension."""
-
-    def least(a: int | None, b: int | None) -> int | None:
-        known = [number for number in (a, b) if number is not None]
-        return min(known, default=None)
-
-    return Limit(
-        records=least(first.records, second.records),
-        bytes=least(first.bytes, second.bytes),
-        batches=least(first.batches, second.batches),
-        upto=least(first.upto, second.upto),
-    )
+    pairs = zip(astuple(first), astuple(second), strict=True)
+    return Limit(*(min((most for most in pair if most is not None), default=None) for pair in pairs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,15 +60,15 @@ class StrandlineDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
         """A writer that appends the rows of a batch job."""
-        from strandline.spark.datasource.writing import batch_writer  # readers need not import it
+        from strandline.spark.datasource.writing import LogWriter  # readers need not import it
 
-        return batch_writer(self.options, schema, overwrite=overwrite)
+        return LogWriter(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: FBT001, N802 - Spark's
         """A writer that appends the rows of each micro-batch."""
-        from strandline.spark.datasource.writing import stream_writer
+        from strandline.spark.datasource.writing import LogStreamWriter
 
-        return stream_writer(self.options, schema, overwrite=overwrite)
+        return LogStreamWriter(self.options, schema, overwrite=overwrite)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         """A reader that also follows new records."""

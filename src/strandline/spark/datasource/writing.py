@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import ClassVar, Final, Literal
 from uuid import UUID, uuid5
 
 import pyarrow as pa
@@ -35,7 +35,6 @@ from strandline.values.contract import Codec
 _JOBS: Final = UUID("5e0b4a4e-59a1-4c39-9d0f-6a8f3e1c7b52")
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
-_ONLY_GROWS: Final = "A log only grows, and cannot be overwritten: use mode('append')."
 _LOGGER: Final = logging.getLogger(__name__)
 
 
@@ -135,20 +134,27 @@ def _check_time(schema: StructType, name: str, fields: Sequence[str]) -> None:
 class _Writer(SameVersion):
     """Writes into the log of some options."""
 
-    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+    kind: ClassVar[Literal["job", "stream"]]
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         """Opens the log, so that a wrong address or column is refused before any task runs."""
-        self._options = options
-        self._target = Target.opened(options, schema)
+        if overwrite:
+            mode = "mode" if self.kind == "job" else "outputMode"
+            raise InvalidInput(f"A log only grows, and cannot be overwritten: use {mode}('append').")
+        self._options = parse_write_options(options, self.kind)
+        self._target = Target.opened(self._options, schema)
 
 
 class LogWriter(_Writer, DataSourceArrowWriter):
     """One batch job: all of its rows become records of the log, in the order of the partitions, or none of them."""
 
-    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+    kind = "job"
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
         """Opens the log, and names the job's writer."""
-        super().__init__(options, schema)
-        job = options.job
-        if options.number is not None:
+        super().__init__(options, schema, overwrite=overwrite)
+        job = self._options.job
+        if self._options.number is not None:
             writer = source_writer(f"spark-job:{job}")
         else:
             writer = WriterId(CHANCE.uuid() if job is None else uuid5(_JOBS, f"{self._target.log.log_id}/{job}"))
@@ -175,6 +181,8 @@ class LogStreamWriter(_Writer, DataSourceStreamArrowWriter):
     The log remembers the query's last micro-batch, in the same write that lists its records.
     """
 
+    kind = "stream"
+
     def _append(self, query: str, batch: int) -> StagedAppend:
         writer = source_writer(f"spark-stream:{self._options.writer or query}")
         return self._target.staged(writer, f"{query}-{batch}", query)
@@ -200,20 +208,6 @@ class LogStreamWriter(_Writer, DataSourceStreamArrowWriter):
         tasks = _in_order(messages)
         if tasks:
             _discarded(self._append(tasks[0].query, batchId), _batches_of(tasks))
-
-
-def stream_writer(options: Any, schema: StructType, *, overwrite: bool) -> LogStreamWriter:
-    """The writer of a streaming query."""
-    if overwrite:
-        raise InvalidInput("A log only grows: use outputMode('append').")
-    return LogStreamWriter(parse_write_options(options, "stream"), schema)
-
-
-def batch_writer(options: Any, schema: StructType, *, overwrite: bool) -> LogWriter:
-    """The writer of a batch job."""
-    if overwrite:
-        raise InvalidInput(_ONLY_GROWS)
-    return LogWriter(parse_write_options(options, "job"), schema)
 
 
 def _in_order(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:

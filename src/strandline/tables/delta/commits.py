@@ -21,7 +21,7 @@ from strandline.model.cursor import Cursor
 from strandline.storage.clock import CHANCE
 from strandline.storage.disk import make_own_folder
 from strandline.tables.delta.files import added_file, removed_file, table_folder
-from strandline.tables.delta.history import NOBODY, TABLE_KEY, own_commits, parse_commit
+from strandline.tables.delta.history import NOBODY, TABLE_KEY, commits, parse_commit
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.delta.version import LOG_PROPERTY, DeltaVersion, deltalake_library
 from strandline.tables.files.data_files import write_file
@@ -95,10 +95,7 @@ class DeltaCommits(FollowedDelta):
         """The version, whose table is created if it is not there: a commit with the cursor at which it begins."""
         if not version.is_new or version.since is None:
             return version
-        return replace(self.create(version.since, holder), since=version.since)
-
-    def create(self, since: Cursor, holder: str | None = None) -> DeltaVersion:
-        """Create the table at a cursor. ``Conflict`` if another follower was first."""
+        since = version.since
         folder = table_folder(self.url)
         if folder is not None:
             # Not left to deltalake: others could read it, and a power failure could remove the name of a table that a
@@ -106,7 +103,7 @@ class DeltaCommits(FollowedDelta):
             make_own_folder(folder, disk=self.env.disk)
             make_own_folder(f"{folder}/_delta_log", disk=self.env.disk)
         commit_id = str(CHANCE.uuid())
-        version: DeltaVersion | None = None
+        made: DeltaVersion | None = None
         with self._answered(0, commit_id):
             table = deltalake_library().DeltaTable.create(
                 self.url,
@@ -117,16 +114,16 @@ class DeltaCommits(FollowedDelta):
                 commit_properties=self._properties(OwnCommit("", 0, since, holder), commit_id),
                 raise_if_key_not_exists=False,
             )
-            version = DeltaVersion.of(table, self.files)
-        if version is None:
-            version = self.open()
-        if version is None:
+            made = DeltaVersion.of(table, self.files)
+        if made is None:
+            made = self.open()
+        if made is None:
             raise Diverged(f"The table {self.url} was removed as soon as it was created: start the follower again.")
-        self._settle(OwnCommit(version.id, 0, since, holder))
-        if version.number > 0:
+        self._settle(OwnCommit(made.id, 0, since, holder))
+        if made.number > 0:
             # The handle is as new as the table: a concurrent follower's commit was not checked.
             raise Conflict(f"Another follower committed to the table {self.url} as soon as it was created.")
-        return version
+        return replace(made, since=since)
 
     def remove_uncommitted(self, job: str) -> None:
         """Remove the data files of a job whose table was never created; nothing can refer to them.
@@ -183,7 +180,7 @@ class DeltaCommits(FollowedDelta):
     def restored(self, version: DeltaVersion, log_id: UUID, serves: Callable[[Cursor], bool]) -> bool:
         """Restore the last own version whose files are all there: the library looks only for those that it adds."""
         present = self.files.present()
-        own = own_commits(version.number, self.read_commit, self.application(log_id))
+        own = commits(version.number, self.read_commit, self.application(log_id))
         return any(
             commit.cursor is not None
             and serves(commit.cursor)

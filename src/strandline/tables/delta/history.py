@@ -119,7 +119,10 @@ def last_commit(
     because commit files are missing. A table of an earlier release, which did not store the version of its cursor,
     is searched for its last commit and accepted as it is there.
     """
-    for commit in _backwards(seen.version, committed, read, application, where):
+    at = seen.version + 1
+    is_gone = committed is not None and committed > seen.version
+    for commit in () if is_gone else commits(seen.version, read, application):
+        at = commit.version
         if commit.cursor is not None:
             if commit.table_id not in (None, seen.table_id):
                 raise Diverged(f"The table {where} was replaced by another one at the same place. {REMEDY}")
@@ -129,45 +132,31 @@ def last_commit(
                 f"Version {commit.version} of the table {where} was not committed by its follower and changed rows "
                 f"({commit.operation}), so that its rows no longer match its cursor. {REMEDY}"
             )
-    if committed is None or committed > seen.version:
+        if at == committed:
+            break
+    # A checkpoint has the transaction of the commit, whose own file may be gone.
+    if at > (0 if committed is None else committed + 1):
+        raise Diverged(
+            f"The commit file of version {at - 1} of the table {where} is missing, so that it is unknown whether "
+            f"rows were changed since its follower's last commit. {REMEDY}"
+        )
+    if committed is None or is_gone:
         raise Diverged(f"No version of the table {where} was committed by its follower. {REMEDY}")
     return OwnCommit(seen.table_id, committed, seen.cursor)
 
 
-def own_commits(version: int, read: ReadCommit, application: Application) -> Iterator[TableCommit]:
-    """The sink's commits from a version downwards, as far as commit files reach."""
+def commits(version: int, read: ReadCommit, application: Application) -> Iterator[TableCommit]:
+    """The commits from a version downwards, as far as commit files reach."""
     while version >= 0 and (data := read(version)) is not None:
-        commit = parse_commit(version, data, application)
-        if commit.cursor is not None:
-            yield commit
+        yield parse_commit(version, data, application)
         version -= 1
 
 
 def last_restore(version: int, read: ReadCommit, application: Application) -> int | None:
     """The version that a RESTORE of another writer made since the sink's last commit; None if there is none."""
-    while version >= 0 and (data := read(version)) is not None:
-        commit = parse_commit(version, data, application)
-        if commit.cursor is not None or commit.is_restore:
-            return version if commit.cursor is None else None
-        version -= 1
-    return None
-
-
-def _backwards(
-    version: int, committed: int | None, read: ReadCommit, application: Application, where: str
-) -> Iterator[TableCommit]:
-    """The commits from the newest down to the sink's last one, which may be known from a checkpoint."""
-    while version >= (0 if committed is None else committed):
-        data = read(version)
-        if data is None:
-            if version == committed:
-                return  # the checkpoint has the transaction of the commit
-            raise Diverged(
-                f"The commit file of version {version} of the table {where} is missing, so that it is unknown whether "
-                f"rows were changed since its follower's last commit. {REMEDY}"
-            )
-        yield parse_commit(version, data, application)
-        version -= 1
+    found = (one for one in commits(version, read, application) if one.cursor is not None or one.is_restore)
+    last = next(found, None)
+    return None if last is None or last.cursor is not None else last.version
 
 
 def _only(actions: list[Any], kind: str) -> Any:
@@ -194,10 +183,10 @@ def _cursor(text: Any, log_id: UUID, offset: int) -> Cursor:
     return cursor
 
 
-def letter_logs(commits: Iterable[bytes | None]) -> set[str]:
+def letter_logs(files: Iterable[bytes | None]) -> set[str]:
     """The logs whose letters were ever committed to a dead-letter table, as far as its commit files are there."""
     found: set[str] = set()
-    for version, data in enumerate(commits):
+    for version, data in enumerate(files):
         try:
             actions = [json.loads(line) for line in (data or b"").splitlines() if b"/dead-letters/" in line]
             names = [str(action["txn"]["appId"]) for action in actions if "txn" in action]

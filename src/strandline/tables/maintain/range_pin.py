@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
 from typing import Final, final
 
 from strandline.errors import CursorExpired, Diverged, StrandlineError
@@ -29,14 +28,16 @@ class RebuildPin:
     that was started meanwhile has moved its slot up to the former cursor, or is about to, and is fenced.
     """
 
-    def __init__(self, log: Log, own: SlotPin, follower: SlotPin | None) -> None:
+    def __init__(self, log: Log, slot: str | None, pins: contextlib.ExitStack, *, env: Env = SYSTEM) -> None:
+        """``slot``: the follower's. ``pins`` ends the pins, but for a slot that is kept."""
         self._log = log
-        self._own: SlotPin | None = own
-        self._follower = follower
+        own = SlotPin(log, f"{HOLDS}rebuild-{CHANCE.uuid().hex}", env)
+        self._own: SlotPin | None = pins.enter_context(own)
+        self._follower = None if slot is None else pins.enter_context(SlotPin(log, slot, env))
         self._end: Cursor | None = None
 
     def hold(self, beginning: Cursor) -> None:
-        """Pin the records after a cursor until the block ends; ``CursorExpired`` if the log no longer has them."""
+        """Pin the records after a cursor ``CursorExpired`` if the log no longer has them."""
         try:
             if self._own is not None:
                 self._own.hold(beginning)
@@ -59,14 +60,3 @@ class RebuildPin:
         if self._follower is not None and self._end is not None:
             self._follower.hold_again(self._end)
             self._follower.keep(str(CHANCE.uuid()))
-
-
-@contextlib.contextmanager
-def rebuild_pin(log: Log, slot: str | None, *, env: Env = SYSTEM) -> Iterator[RebuildPin]:
-    """The pin of one rebuild within the block; after a success the follower's slot stays."""
-    with contextlib.ExitStack() as pins:
-        own = pins.enter_context(SlotPin(log, f"{HOLDS}rebuild-{CHANCE.uuid().hex}", env))
-        follower = None if slot is None else pins.enter_context(SlotPin(log, slot, env))
-        pin = RebuildPin(log, own, follower)
-        yield pin
-        pin.keep()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -15,7 +16,7 @@ from strandline.tables.apply import TableSink
 from strandline.tables.files.part import TablePart
 from strandline.tables.maintain.comparison import RowDifferences, compared_shares, share_tasks
 from strandline.tables.maintain.contract import MaintainedTable
-from strandline.tables.maintain.range_pin import rebuild_pin
+from strandline.tables.maintain.range_pin import RebuildPin
 from strandline.tables.work import IN_PROCESS, Rebuild, Workers
 from strandline.tables.written import Written
 
@@ -44,14 +45,17 @@ def rebuild_table(
             f"The log has no record since {start}, and the table {sink.where} would be empty: name an earlier time, or "
             f"the offset {beginning.next}."
         )
-    with rebuild_pin(log, slot) as pin:
+    with contextlib.ExitStack() as pins:
+        pin = RebuildPin(log, slot, pins)
         job = Rebuild(log, upto, beginning, workers, pool or ThreadPool(), is_verified, pin)
         try:
             sink.start()
         except NotFound:
             first, _, _ = job.planned(0)  # refuses what the log cannot serve before there is a table
             sink.apply(READ_SCHEMA.empty_table(), since=first, upto=first)
-        return sink.rebuilt(job)
+        end = sink.rebuilt(job)
+        pin.keep()
+    return end
 
 
 def written_again(

@@ -21,7 +21,6 @@ from strandline.log.read.erased_records import same_unless_erased
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.records import READ_SCHEMA
 from strandline.tables.rows.bad_records import first_bad
-from strandline.tables.rows.kinds import distinct
 from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows, TableShape
 
 R = TypeVar("R")
@@ -123,8 +122,8 @@ class LetterReplay:
             expired = found.num_rows - (pc.sum(is_kept).as_py() or 0)
             found = found.filter(is_kept)
         shaped = self.shaped(found.select(READ_SCHEMA.names).cast(READ_SCHEMA))
-        bad, offsets = shaped.bad.sort_by("offset"), distinct(found.column("offset"))
-        unreadable = distinct(bad.column("offset"))
+        bad, offsets = shaped.bad.sort_by("offset"), pc.unique(found.column("offset"))
+        unreadable = pc.unique(bad.column("offset"))
         done = offsets.filter(pc.invert(pc.is_in(offsets, value_set=unreadable)))
         changes = None
         if shaped.rows.num_rows:
@@ -153,14 +152,14 @@ class LetterReplay:
                 "applied twice: rebuild it ('strandline table rebuild')."
             )
         since = pc.min(changes.column(name)).as_py()
-        has = [pa.array([], pa.int64()), *[distinct(one.column("offset")) for one in table.pairs(name, None, since)]]
+        has = [pa.array([], pa.int64()), *[pc.unique(one.column("offset")) for one in table.pairs(name, None, since)]]
         missing = changes.filter(pc.invert(pc.is_in(changes.column(name), value_set=pa.concat_arrays(has))))
         return LetterChanges(missing, pa.nulls(0, pa.binary()))
 
     def _since(self, table: ReplayedTable, changes: pa.Table) -> LetterChanges:
         """All changes of the letters' keys since the first letter; ``InvalidInput`` if one has another key by now."""
         names = self.shape.names
-        keys, since = distinct(changes.column(names.key)), pc.min(changes.column(names.offset)).as_py()
+        keys, since = pc.unique(changes.column(names.key)), pc.min(changes.column(names.offset)).as_py()
         found, given, bad = [changes.slice(0, 0)], [PAIRS.empty_table()], [pa.array([], pa.int64())]
         for batch in self.log.read(since, upto=table.cursor.next):
             records = pa.Table.from_batches([batch])
@@ -169,7 +168,7 @@ class LetterReplay:
             if records.num_rows:
                 shaped = self.shaped(records)
                 given.append(pairs_of(shaped.rows, names.offset, names.key))
-                bad.append(distinct(shaped.bad.column("offset")))
+                bad.append(pc.unique(shaped.bad.column("offset")))
                 found.append(shaped.rows.filter(pc.is_in(shaped.rows.column(names.key), value_set=keys)))
         self._refuse_other_keys(table, pa.concat_tables(given), pa.concat_arrays(bad), since)
         return LetterChanges(pa.concat_tables(found, promote_options="default"), keys, since)
@@ -178,7 +177,7 @@ class LetterReplay:
         """``InvalidInput`` if the table holds one of these records under a key that it is not given now."""
         names = self.shape.names
         of_changes = (names.offset,) if self.shape.kind == "latest" else (names.valid[0], names.valid[2])
-        offsets = pa.concat_arrays([distinct(given.column("offset")), bad])
+        offsets = pa.concat_arrays([pc.unique(given.column("offset")), bad])
         for name in of_changes:
             for rows in table.pairs(name, names.key, since):
                 held = rows.filter(pc.is_in(rows.column("offset"), value_set=offsets))
@@ -239,7 +238,7 @@ def prove_letters(log: Log, cursor: Cursor, letters: pa.Table, first: int, where
     log.plan(cursor, Limit(batches=1))
     letters = letters.select(READ_SCHEMA.names).cast(READ_SCHEMA)
     letters = letters.filter(pc.greater_equal(letters.column("offset"), first))
-    records = _records_at(log, distinct(letters.column("offset")))
+    records = _records_at(log, pc.unique(letters.column("offset")))
     if same_unless_erased(letters, records):
         return
     for row, offset in enumerate(letters.column("offset").to_pylist()):

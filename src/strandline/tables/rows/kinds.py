@@ -156,11 +156,6 @@ def _purged_since(rows: pa.Table, changes: pa.Table, names: ColumnNames) -> pa.C
     return pc.fill_null(pc.greater(purges.column(names.offset).take(at), rows.column(names.offset)), False)
 
 
-def distinct(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """Each value of a column once."""
-    return pc.unique(column)
-
-
 @dataclass(frozen=True, slots=True)
 class KeyRewind:
     """Takes some keys back to their state before an offset."""

@@ -217,7 +217,7 @@ class TableShape:
             if found.bad.num_rows:
                 rows = found.bad.column("row")
                 bad.append(bad_records(pa.Table.from_batches([batch]).take(rows), found.bad.column("reason")))
-                piece = piece.filter(_without(rows, batch.num_rows))
+                piece = piece.filter(pc.invert(pc.is_in(pa.arange(0, batch.num_rows), value_set=rows.cast(pa.int64()))))
             pieces.append(piece)
         schema = self.decoded_schema()
         return (
@@ -362,14 +362,6 @@ def bad_records(records: pa.Table, reasons: pa.Array | pa.ChunkedArray) -> pa.Ta
     """Records without a row, each with its reason (:data:`BAD_SCHEMA`)."""
     columns = [*[records.column(name) for name in BAD_SCHEMA.names[:-1]], reasons]
     return pa.table(columns, schema=BAD_SCHEMA)
-
-
-def _without(rows: pa.Array, count: int) -> pa.Array:
-    import numpy as np
-
-    mask = np.ones(count, bool)
-    mask[rows.to_numpy()] = False
-    return pa.array(mask)
 
 
 def _joined_keys(columns: Sequence[pa.ChunkedArray | pa.Array]) -> pa.ChunkedArray | pa.Array:

@@ -71,11 +71,6 @@ def check_columns(
             )
 
 
-def is_nested(kind: pa.DataType) -> bool:
-    """Whether values of a type are stored as JSON."""
-    return bool(pt.is_nested(kind))
-
-
 def refused(field: pa.Field, database: str) -> SchemaRefused:
     """The error for a type that a database has no column for."""
     return SchemaRefused(

@@ -15,7 +15,7 @@ from strandline.model.arguments import Named, Secret, checked
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.tables.rows.logged import Value, shape_of
 from strandline.tables.rows.tombstones import Tombstones
-from strandline.tables.sql.columns import DEAD_LETTERS, TypeOf, check_columns, is_nested, times_outside
+from strandline.tables.sql.columns import DEAD_LETTERS, TypeOf, check_columns, times_outside
 from strandline.tables.sql.copy_format import EPOCH_DAYS, TIMES
 from strandline.tables.sql.postgres_transaction import PostgresTransaction, psycopg_library
 from strandline.tables.sql.postgres_types import LONGEST_ROW, are_too_long, has_no_json, postgres_type
@@ -124,7 +124,7 @@ class PostgresDatabase:
             mask = None
             if pt.is_string(kind) or pt.is_large_string(kind):
                 mask = pc.match_substring(column, "\0")
-            elif is_nested(kind) and column.null_count < len(column):
+            elif pt.is_nested(kind) and column.null_count < len(column):
                 mask = has_no_json(column)
             elif pt.is_timestamp(kind):
                 mask = times_outside(column, TIMES)

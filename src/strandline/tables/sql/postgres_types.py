@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from strandline.tables.sql.columns import as_json, is_nested, refused
+from strandline.tables.sql.columns import as_json, refused
 
 _PLAIN: Final[tuple[tuple[Callable[[Any], bool], str], ...]] = (
     (pt.is_boolean, "boolean"),
@@ -30,7 +30,7 @@ _PLAIN: Final[tuple[tuple[Callable[[Any], bool], str], ...]] = (
     (pt.is_large_binary, "bytea"),
     (pt.is_date, "date"),
     (pt.is_time, "time without time zone"),
-    (is_nested, "jsonb"),
+    (pt.is_nested, "jsonb"),
 )
 
 LONGEST_ROW: Final = 8_160 - 224 - 64
@@ -62,17 +62,17 @@ def postgres_type(field: pa.Field) -> str:
 
 def letter_type(field: pa.Field) -> str:
     """Headers of dead letters stay text: PostgreSQL's JSON refuses what they may hold."""
-    return "text" if is_nested(field.type) else postgres_type(field)
+    return "text" if pt.is_nested(field.type) else postgres_type(field)
 
 
 def _is_text_staged(kind: pa.DataType) -> bool:
-    return bool(is_nested(kind) or pt.is_decimal(kind) or pt.is_uint64(kind))
+    return bool(pt.is_nested(kind) or pt.is_decimal(kind) or pt.is_uint64(kind))
 
 
 def staged_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column that binary COPY takes: what has no simple binary form is text, and converted by the server."""
     kind = column.type
-    if is_nested(kind):
+    if pt.is_nested(kind):
         return as_json(column)
     if _is_text_staged(kind):
         return column.cast(pa.string())

@@ -301,7 +301,7 @@ class SqlSink(MaintainedTable):
                     if seen.row is not None and seen.row.commit_id in self._unanswered:
                         self._hold(seen.row, claim)
                         return False
-                    if row_now is not None and found is not None and row_now.has_same_position(found):
+                    if row_now is not None and found is not None and row_now.position == found.position:
                         return False  # a replay of dead letters changed columns
                     raise replaced(self.where)
                 if found is None:
@@ -315,20 +315,8 @@ class SqlSink(MaintainedTable):
                     transaction.put_dead_letters(changes.bad, removed_from=since.next if found is None else None)
                 start = since.next if found is None else found.start
                 is_transformed = self._shape.transform is not None if found is None else found.is_transformed
-                row = CursorRow(
-                    *(
-                        self._name,
-                        upto,
-                        epoch,
-                        identity,
-                        self.mode,
-                        changes.schema,
-                        start,
-                        commit_id,
-                        self._expected.key,
-                    ),
-                    is_transformed,
-                )
+                made = (epoch, identity, self.mode, changes.schema, start, commit_id, self._expected.key)
+                row = CursorRow(self._name, upto, *made, is_transformed)
                 if not transaction.store(row, before):
                     raise replaced(self.where)
                 self._unanswered.add(commit_id)

@@ -109,9 +109,8 @@ class SqliteDatabase:
         """The table as it is now."""
         if not self._is_there():
             return NO_TABLE
-        with self._named_errors(), contextlib.closing(self._connected()) as connection:
-            connection.execute("BEGIN")  # one state of all tables
-            return SqliteTransaction(connection, self._table).read_table()
+        with self.reading() as transaction:
+            return transaction.read_table()
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[SqliteTransaction]:

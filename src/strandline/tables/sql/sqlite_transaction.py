@@ -20,7 +20,6 @@ from strandline.tables.sql.columns import (
     DEAD_LETTERS,
     as_json,
     definitions,
-    is_nested,
     quoted,
     refused,
 )
@@ -42,7 +41,7 @@ def sqlite_type(field: pa.Field) -> str:
     if pt.is_binary(kind) or pt.is_large_binary(kind):
         return "BLOB"
     is_number = pt.is_uint64(kind) or pt.is_decimal(kind)
-    if is_number or pt.is_string(kind) or pt.is_large_string(kind) or is_nested(kind):
+    if is_number or pt.is_string(kind) or pt.is_large_string(kind) or pt.is_nested(kind):
         return "TEXT"
     if pt.is_timestamp(kind) or pt.is_date(kind) or pt.is_time(kind):
         return "TEXT"
@@ -160,7 +159,7 @@ class SqliteTransaction(SqlTransaction):
 def _bound(column: pa.ChunkedArray) -> list[Any]:
     """Values as SQLite takes them."""
     kind = column.type
-    if is_nested(kind):
+    if pt.is_nested(kind):
         column = as_json(column)
     elif pt.is_timestamp(kind):
         column = column.cast(pa.timestamp("us", "UTC" if kind.tz else None), safe=False).cast(pa.string())

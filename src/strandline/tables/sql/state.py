@@ -54,10 +54,10 @@ class CursorRow:
     is_transformed: bool = False
     """Whether the rows come from a transform."""
 
-    def has_same_position(self, other: CursorRow) -> bool:
-        """Whether both have the same cursor of the same follower in the same table."""
-        mine, theirs = ((one.cursor, one.epoch, one.identity) for one in (self, other))
-        return mine == theirs
+    @property
+    def position(self) -> tuple[Cursor, int, str]:
+        """The cursor of which follower in which table."""
+        return self.cursor, self.epoch, self.identity
 
 
 @dataclass(frozen=True, slots=True)
