@@ -63,12 +63,11 @@ def owner_of(name: str) -> Any:
     from strandline.tables.delta.commits import DeltaCommits
     from strandline.tables.delta.table import FollowedDelta
     from strandline.tables.files.part import TablePart
-    from strandline.tables.iceberg.commits import IcebergCommits
     from strandline.tables.iceberg.table import FollowedIceberg
     from strandline.tables.sql.postgres_transaction import PostgresTransaction
     from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 
-    files = (FollowedDelta, DeltaCommits, FollowedIceberg, IcebergCommits, TablePart)
+    files = (FollowedDelta, DeltaCommits, FollowedIceberg, TablePart)
     owners = (SinkCommitter, *files, PostgresTransaction, SqliteTransaction)
     return next(owner for owner in owners if owner.__name__ == name)
 

@@ -38,7 +38,7 @@ STEPS = {
     ],
     "iceberg": [
         *[("FollowedIceberg", name) for name in ("begin", "make_durable")],
-        *[("IcebergCommits", name) for name in ("commit", "_committed")],
+        *[("FollowedIceberg", name) for name in ("commit", "_committed")],
         PART,
         SLOT,
     ],
@@ -47,7 +47,7 @@ STEPS = {
 }
 COMMIT = {
     "delta": ("DeltaCommits", "commit"),
-    "iceberg": ("IcebergCommits", "commit"),
+    "iceberg": ("FollowedIceberg", "commit"),
     "sqlite": ("SqliteTransaction", "stage"),
     "postgres": ("PostgresTransaction", "stage"),
 }

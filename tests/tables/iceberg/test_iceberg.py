@@ -36,7 +36,6 @@ from strandline.storage.disk import LocalDisk
 from strandline.storage.env import Env
 from strandline.tables.apply import TableSink, apply_with
 from strandline.tables.files.part import TablePart
-from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.tables.written import Written
 from strandline.testing.clock import ManualClock
@@ -81,7 +80,7 @@ class _Contract(TableContract):
         (FollowedIceberg, "begin"),
         (FollowedIceberg, "open"),
         (TablePart, "write"),
-        (IcebergCommits, "commit"),
+        (FollowedIceberg, "commit"),
         (FollowedIceberg, "make_durable"),
     )
 
@@ -219,7 +218,7 @@ def test_bad_records_become_dead_letters_each_once(catalog, monkeypatch):
     with pytest.raises(BadRecord, match="offset 0"):
         apply(sl.IcebergSink(catalog, "shop.other", value=sl.values.Json(ORDERS)), 0, (b"a", b"{"))
     apply(sink(), 0, (b"a", b'{"id": 7}'), (b"b", b"{"))
-    commit = IcebergCommits.commit
+    commit = FollowedIceberg.commit
 
     def crashing(self, *arguments, **options):
         if self.where == "shop.orders":
@@ -227,7 +226,7 @@ def test_bad_records_become_dead_letters_each_once(catalog, monkeypatch):
         commit(self, *arguments, **options)
 
     with monkeypatch.context() as patch:  # between the letters and the rows
-        patch.setattr(IcebergCommits, "commit", crashing)
+        patch.setattr(FollowedIceberg, "commit", crashing)
         with pytest.raises(KeyboardInterrupt):
             apply(sink(), 2, (b"c", b"no"), (b"d", b'{"id": 8}'))
     assert sink().cursor(LOG) == Cursor(LOG, 2)
@@ -271,15 +270,15 @@ def test_statistics_let_readers_skip_files(catalog):
 
 def overtaken(monkeypatch, slow, quick):
     """What ``slow`` commits next comes behind a commit of ``quick``."""
-    commit = IcebergCommits.commit
+    commit = FollowedIceberg.commit
 
     def behind(self, *arguments, **options):
         if self is slow._followed:
-            monkeypatch.setattr(IcebergCommits, "commit", commit)
+            monkeypatch.setattr(FollowedIceberg, "commit", commit)
             quick()
         commit(self, *arguments, **options)
 
-    monkeypatch.setattr(IcebergCommits, "commit", behind)
+    monkeypatch.setattr(FollowedIceberg, "commit", behind)
 
 
 @pytest.mark.parametrize("is_new", [True, False])
@@ -572,7 +571,7 @@ def test_a_commit_whose_process_died_before_its_sync_is_synced_before_its_cursor
 @pytest.mark.parametrize("step", ["begin", "data_files", "commit", "_committed"])
 def test_a_crash_at_any_step_leaves_the_table_at_its_cursor_or_behind_the_range(catalog, monkeypatch, step):
     apply(sl.IcebergSink(catalog, "shop.orders"), 0, (b"a", b"1"))
-    owner = FollowedIceberg if step in {"begin", "data_files"} else IcebergCommits
+    owner = FollowedIceberg
     done = getattr(owner, step)
 
     def crashing(self, *arguments, **options):

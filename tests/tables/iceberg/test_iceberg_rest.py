@@ -16,7 +16,6 @@ import strandline as sl
 from strandline.errors import Contended, Diverged, Fenced, TransientStorageError
 from strandline.model.cursor import Cursor
 from strandline.tables.files.part import TablePart
-from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.testing.sinks import LOG, changes
 from tests.cases import some
@@ -51,7 +50,7 @@ class TestRestCatalog(TableContract):
         (FollowedIceberg, "begin"),
         (FollowedIceberg, "open"),
         (TablePart, "write"),
-        (IcebergCommits, "commit"),
+        (FollowedIceberg, "commit"),
         (FollowedIceberg, "make_durable"),
     )
 
@@ -100,14 +99,14 @@ def test_a_commit_on_an_older_state_is_refused_by_the_catalog_and_the_follower_i
 ) -> None:
     log, slow = filled(9), sink_of(server)
     sl.follow(log, slow, upto=3)
-    commit = IcebergCommits.commit
+    commit = FollowedIceberg.commit
 
-    def overtaken(self: IcebergCommits, *arguments: Any, **options: Any) -> None:
+    def overtaken(self: FollowedIceberg, *arguments: Any, **options: Any) -> None:
         monkeypatch.undo()
         sl.follow(log, sink_of(server), upto=6)
         commit(self, *arguments, **options)
 
-    monkeypatch.setattr(IcebergCommits, "commit", overtaken)
+    monkeypatch.setattr(FollowedIceberg, "commit", overtaken)
     with pytest.raises(Fenced):
         sl.follow(log, slow, upto=9)
     assert server.commits == [200, 200, 409]
@@ -121,14 +120,14 @@ def test_of_two_followers_that_create_a_table_one_does(
     server: RestCatalogServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, slow = filled(6), sink_of(server)
-    commit = IcebergCommits.commit
+    commit = FollowedIceberg.commit
 
-    def overtaken(self: IcebergCommits, *arguments: Any, **options: Any) -> None:
+    def overtaken(self: FollowedIceberg, *arguments: Any, **options: Any) -> None:
         monkeypatch.undo()
         sl.follow(log, sink_of(server), upto=3)
         commit(self, *arguments, **options)
 
-    monkeypatch.setattr(IcebergCommits, "commit", overtaken)
+    monkeypatch.setattr(FollowedIceberg, "commit", overtaken)
     with pytest.raises(Fenced):
         sl.follow(log, slow, upto=6)
     assert server.commits == [200, 409]
@@ -163,14 +162,13 @@ import strandline as sl
 from pyiceberg.catalog.rest import RestCatalog
 from strandline.errors import StrandlineError
 from strandline.followers.run import Batching
-from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import FollowedIceberg
 
 uri, log, step = sys.argv[1:]
 if step:
     def killed(*arguments, **options):
         os.kill(os.getpid(), signal.SIGKILL)
-    setattr(FollowedIceberg if step in {"begin", "make_durable"} else IcebergCommits, step, killed)
+    setattr(FollowedIceberg, step, killed)
 sink = sl.IcebergSink(RestCatalog("shop", uri=uri), "shop.orders", mode="append")
 try:
     sl.follow(sl.open(log), sink, upto="end", batching=Batching(records=4))

@@ -26,7 +26,7 @@ from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.files.letters import stored_letters
 from strandline.tables.files.replay import ReplayedFiles
 from strandline.tables.files.sink import FileTableSink
-from strandline.tables.iceberg.commits import IcebergCommits
+from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.tables.maintain.replay import prove_letters
 from strandline.tables.rows.shape import DeadLetters
 from strandline.tables.sql.postgres_transaction import PostgresTransaction
@@ -41,7 +41,7 @@ WIDE = sl.values.Json(pa.schema({"id": pa.int64()}))
 BAD = [1, 4, 5, 8]
 COMMITS: dict[type, tuple[type, str]] = {
     Delta: (DeltaCommits, "commit"),
-    Iceberg: (IcebergCommits, "commit"),
+    Iceberg: (FollowedIceberg, "commit"),
     Sqlite: (SqliteTransaction, "store"),
     Postgres: (PostgresTransaction, "store"),
 }

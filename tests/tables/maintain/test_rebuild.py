@@ -38,7 +38,6 @@ from strandline.tables.delta.files import DeltaFiles
 from strandline.tables.files import part as parts_module
 from strandline.tables.files.letters import LetterBox
 from strandline.tables.files.part import TablePart
-from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.tables.maintain import comparison
 from strandline.tables.maintain.comparison import RowDifferences
@@ -267,8 +266,8 @@ STEPS: dict[type, Sequence[tuple[Any, str]]] = {
     ],
     Iceberg: [
         (parts_module, "write_file"),
-        (IcebergCommits, "commit"),
-        (IcebergCommits, "_committed"),
+        (FollowedIceberg, "commit"),
+        (FollowedIceberg, "_committed"),
         (FollowedIceberg, "make_durable"),
     ],
     Sqlite: [(SqliteTransaction, step) for step in _SQL],

@@ -24,7 +24,6 @@ from strandline.followers.run import Batching
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.files.replay import ReplayedFiles
-from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.tables.maintain import replay
 from strandline.tables.rows.shape import DeadLetters
@@ -107,7 +106,7 @@ class Delta(Place):
 
 
 class Iceberg(Place):
-    steps = ((IcebergCommits, "commit"), (IcebergCommits, "_committed"), (FollowedIceberg, "make_durable"))
+    steps = ((FollowedIceberg, "commit"), (FollowedIceberg, "_committed"), (FollowedIceberg, "make_durable"))
 
     def __init__(self, folder: Path) -> None:
         self.catalog = InMemoryCatalog("t", warehouse=f"file://{folder}/warehouse")
@@ -372,7 +371,7 @@ def test_a_record_that_has_no_row_any_more_after_a_crash_is_a_letter(
     place.follow(WIDE)
     place.append((b"c", BIG), (b"d", b"never"), (b"e", 2))
     with monkeypatch.context() as patch:
-        for owner in (DeltaCommits, IcebergCommits):
+        for owner in (DeltaCommits, FollowedIceberg):
             patch.setattr(owner, "commit", _only_letters(owner.commit))
         for session in (PostgresTransaction, SqliteTransaction):
             patch.setattr(session, "store", _died)
@@ -433,7 +432,7 @@ def test_a_replay_leaves_the_letters_alone_that_a_rebuild_has_stored_before_its_
         patch.setattr(ReplayedFiles, "_remove", _died)
         with pytest.raises(RuntimeError):
             place.replay()  # the row is there, and its letter, too
-    owner: Any = DeltaCommits if isinstance(place, Delta) else IcebergCommits
+    owner: Any = DeltaCommits if isinstance(place, Delta) else FollowedIceberg
     commit = owner.commit
 
     def commit_later(commits: Any, *arguments: Any, **options: Any) -> Any:

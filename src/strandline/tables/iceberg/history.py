@@ -7,15 +7,14 @@ the snapshot of the property is an ancestor of the current one, and no snapshot 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from strandline.errors import Diverged, InvalidInput
 from strandline.model.cursor import Cursor
-from strandline.tables.files.followed import REMEDY
-from strandline.tables.files.recorded import CURSOR_KEY, START_KEY
+from strandline.tables.files.followed import REMEDY, OwnCommit
+from strandline.tables.files.recorded import COMMIT_KEY, CURSOR_KEY, HOLDER_KEY, START_KEY
 
 if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
@@ -32,18 +31,6 @@ of ``COMMIT_KEY`` is the next offset, and the snapshot that brought it there (``
 
 HARMLESS: Final = frozenset({"replace"})
 """Operations that keep all rows: files were rewritten."""
-
-
-@dataclass(frozen=True, slots=True)
-class TableSnapshot:
-    """One snapshot of a table, as seen by a sink."""
-
-    snapshot_id: int
-    operation: str
-    cursor: Cursor | None
-    """The cursor that the sink stored with it; None for a snapshot of another writer."""
-    holder: str | None = None
-    """The follower that committed, or that held the table then."""
 
 
 def ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
@@ -82,8 +69,9 @@ def start_in(metadata: TableMetadata) -> int:
     return int(recorded) if recorded.isdecimal() else 0
 
 
-def own_cursor(summary: Mapping[str, str], log_id: UUID, name: str) -> Cursor | None:
-    """The cursor in the summary of one of the sink's own snapshots."""
+def own_cursor(snapshot: Snapshot, log_id: UUID, name: str) -> Cursor | None:
+    """The cursor that the sink stored with a snapshot; None for one of another writer."""
+    summary = summary_of(snapshot)
     if summary.get(NAME_KEY) != name:
         return None
     try:
@@ -93,21 +81,25 @@ def own_cursor(summary: Mapping[str, str], log_id: UUID, name: str) -> Cursor | 
     return cursor if cursor.log_id == log_id else None
 
 
-def last_commit(chain: Iterable[TableSnapshot], committed: str | None, where: str) -> TableSnapshot:
-    """The sink's last snapshot, proved to be still in effect. ``chain``: from the current snapshot to older ones."""
-    for snapshot in chain:
-        if snapshot.cursor is not None:
-            mark = commit_mark(snapshot.cursor, snapshot.snapshot_id)
+def last_commit(metadata: TableMetadata, log_id: UUID, name: str, where: str, *, is_shared: bool) -> OwnCommit:
+    """The sink's last snapshot, proved to be still in effect. ``is_shared``: anybody may change rows."""
+    committed = metadata.properties.get(COMMIT_KEY)
+    for snapshot in ancestors(metadata):
+        cursor = own_cursor(snapshot, log_id, name)
+        if cursor is not None:
+            mark = commit_mark(cursor, snapshot.snapshot_id)
             if committed != mark:
                 raise Diverged(
                     f"The last snapshot that the follower of the table {where} made is {mark}, and it had committed "
                     f"{committed}: the table was rolled back. {REMEDY}"
                 )
-            return snapshot
-        if snapshot.operation not in HARMLESS:
+            holder = summary_of(snapshot).get(HOLDER_KEY)
+            return OwnCommit(str(metadata.table_uuid), snapshot.snapshot_id, cursor, holder)
+        operation = "unknown" if snapshot.summary is None else snapshot.summary.operation.value
+        if operation not in HARMLESS and not is_shared:
             raise Diverged(
                 f"Snapshot {snapshot.snapshot_id} of the table {where} was not committed by its follower and changed "
-                f"rows ({snapshot.operation}), so that they no longer match its cursor. {REMEDY}"
+                f"rows ({operation}), so that they no longer match its cursor. {REMEDY}"
             )
     raise Diverged(
         f"The snapshot {committed} of the table {where} is no ancestor of the current one, or has expired, so that it "

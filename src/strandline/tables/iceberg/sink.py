@@ -16,9 +16,9 @@ from strandline.storage.env import SYSTEM, Env
 from strandline.tables.files.data_files import write_file
 from strandline.tables.files.part import in_schema
 from strandline.tables.files.sink import FileTableSink
-from strandline.tables.iceberg.commits import IcebergCommits
 from strandline.tables.iceberg.files import iceberg_library, kept_in_iceberg
-from strandline.tables.iceberg.orphans import remove_orphans
+from strandline.tables.iceberg.table import FollowedIceberg
+from strandline.tables.iceberg.vacuum import expire, remove_orphans
 from strandline.tables.rows.kinds import Mode
 from strandline.tables.rows.logged import Value, shape_of
 from strandline.tables.rows.shape import DeadLetters
@@ -44,7 +44,7 @@ class IcebergSink(FileTableSink):
     keep all rows) and changed properties are allowed.
     """
 
-    _followed: IcebergCommits
+    _followed: FollowedIceberg
 
     def __init__(
         self,
@@ -78,9 +78,9 @@ class IcebergSink(FileTableSink):
         found = _catalog(catalog)
         letters = None
         if dead_letters is not None:
-            letters = IcebergCommits(found, dead_letters, DeadLetters(), f"{name}/{table}/dead-letters", env)
+            letters = FollowedIceberg(found, dead_letters, DeadLetters(), f"{name}/{table}/dead-letters", env)
         super().__init__(
-            *(IcebergCommits(found, table, shape, name, env), shape, value, kept_in_iceberg),
+            *(FollowedIceberg(found, table, shape, name, env), shape, value, kept_in_iceberg),
             None if letters is None else lambda _: letters,
             max_bad_share,
         )
@@ -125,7 +125,7 @@ class IcebergSink(FileTableSink):
         for _ in range(_TRIES):
             version = self._existing()
             try:
-                self._followed.expire(version, self._followed.log_of(version), before)
+                expire(self._followed, version, before)
             except (Conflict, TransientStorageError):
                 if self._existing().table.metadata_location == version.table.metadata_location:
                     raise

@@ -1,10 +1,14 @@
-"""Proof of the state of an Iceberg table that follows a log, and transactions that begin on exactly that state."""
+"""An Iceberg table that follows a log: proof of its state, and commits on exactly that.
+
+Each commit is one snapshot with the cursor, durable before it counts.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -23,22 +27,27 @@ from strandline.errors import (
 )
 from strandline.model.arguments import shown
 from strandline.model.cursor import Cursor
-from strandline.storage.disk import Disk, limit_rights
+from strandline.storage.disk import Disk, limit_rights, make_own_folder
 from strandline.storage.env import Env
 from strandline.tables.files.data_files import lost_file
 from strandline.tables.files.followed import REMEDY, FollowedTable, OwnCommit, TableVersion
 from strandline.tables.files.paths import is_below, outside
 from strandline.tables.files.recorded import (
+    CHANGE_KEY,
     COMMIT_KEY,
+    CURSOR_KEY,
     HOLDER_KEY,
+    START_KEY,
     check_recorded,
     properties_at,
     told_change,
+    told_rebuild,
     warn_of_change,
 )
 from strandline.tables.iceberg.files import (
     IcebergFiles,
     arrow_schema,
+    data_file,
     iceberg_library,
     iceberg_schema,
     in_iceberg,
@@ -47,14 +56,14 @@ from strandline.tables.iceberg.files import (
 from strandline.tables.iceberg.history import (
     LOG_KEY,
     NAME_KEY,
-    TableSnapshot,
     ancestors,
+    commit_mark,
     last_commit,
     own_cursor,
     start_in,
-    summary_of,
 )
 from strandline.tables.rows.shape import DeadLetters, TableShape
+from strandline.tables.written import DataFile
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -64,6 +73,7 @@ if TYPE_CHECKING:
 
 _RETRIES: Final = "commit.retry.num-retries"
 _NEWEST_FORMAT: Final = 2
+_LOGGER: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -158,13 +168,8 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
 
     def proof(self, version: IcebergVersion, log_id: UUID, known: OwnCommit | None) -> OwnCommit:
         """The sink's last snapshot, an ancestor of the current one; none since has changed a row."""
-        chain = self.snapshots(version, log_id)
-        if isinstance(self.shape, DeadLetters):  # anybody may delete letters
-            chain = (snapshot for snapshot in chain if snapshot.cursor is not None)
-        found = last_commit(chain, version.properties.get(COMMIT_KEY), self.where)
-        if found.cursor is None:
-            raise AssertionError("a commit of the sink has a cursor")
-        return OwnCommit(version.id, found.snapshot_id, found.cursor, found.holder)
+        is_shared = isinstance(self.shape, DeadLetters)  # anybody may delete letters
+        return last_commit(version.metadata, log_id, self.name, self.where, is_shared=is_shared)
 
     def make_durable(self, version: IcebergVersion, number: int, *, is_own: bool = False) -> None:
         """Sync the metadata of a snapshot on a local disk; ``CorruptData`` if it is gone."""
@@ -187,14 +192,6 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
         for folder in folders | {str(location_path(table.metadata.location)).rstrip("/")}:
             self.env.disk.sync_folder(folder)
             self.env.disk.sync_folder(folder.rpartition("/")[0] or "/")
-
-    def snapshots(self, version: IcebergVersion, log_id: UUID) -> Iterator[TableSnapshot]:
-        """The snapshots from the current one to the oldest that has not expired."""
-        for snapshot in ancestors(version.metadata):
-            operation = "unknown" if snapshot.summary is None else snapshot.summary.operation.value
-            summary = summary_of(snapshot)
-            cursor = own_cursor(summary, log_id, self.name)
-            yield TableSnapshot(snapshot.snapshot_id, operation, cursor, summary.get(HOLDER_KEY))
 
     def cursor_in(self, version: IcebergVersion, log_id: UUID) -> Cursor:
         """The cursor by the table's properties; ``NotFound`` if it has none in that log."""
@@ -286,6 +283,95 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
             return error
         return None
 
+    def accept(self, version: IcebergVersion, at: Cursor, told: str = "") -> None:
+        """Commit a snapshot that changes no row."""
+        self.commit(replace(version, told=told), (), (), at)
+
+    def commit(
+        self,
+        version: IcebergVersion,
+        added: Sequence[DataFile],
+        removed: Collection[str],
+        upto: Cursor,
+        *,
+        holder: str | None = None,
+        start: int | None = None,
+    ) -> None:
+        """Commit files and cursor as one snapshot; a table that is not there is created by it."""
+        transaction, metadata = version.transaction, version.metadata
+        folder = location_path(version.files.location)
+        if folder is not None and version.found is None:
+            make_own_folder(f"{folder}/metadata", disk=self.env.disk)  # others could read the library's
+        listed = self.data_files(version) if removed else {}
+        with self.named_errors():
+            begins = start_in(metadata) if start is None else start
+            summary = {CURSOR_KEY: str(upto), NAME_KEY: self.name, START_KEY: str(begins)}
+            held = holder if holder is not None or version.found is None else version.found.holder
+            if held is not None:
+                summary[HOLDER_KEY] = held
+            told = ["" if start is None else told_rebuild(start, upto), version.told]
+            if any(told):
+                summary[CHANGE_KEY] = "; ".join(filter(None, told))
+            producer = _producer(transaction, version.files.io, summary, is_replacing=bool(removed))
+            with producer:
+                for file in added:
+                    producer.append_data_file(data_file(file, metadata.schema()))
+                for path in removed:
+                    producer.delete_data_file(listed[path])
+            first = {} if start is None else {START_KEY: str(start)}  # for when this snapshot has expired
+            mark = commit_mark(upto, producer.snapshot_id)
+            transaction.set_properties({LOG_KEY: str(upto.log_id), COMMIT_KEY: mark, **first})
+        done = self._committed(transaction, producer)
+        self.make_durable(done, producer.snapshot_id, is_own=True)
+        self.known[upto.log_id] = OwnCommit(done.id, producer.snapshot_id, upto, held)
+
+    def _committed(self, transaction: Transaction, producer: Any) -> IcebergVersion:
+        """Commit, and return the new version. A commit whose answer was lost is recognised by the snapshot's number."""
+        snapshot_id, clean_up = producer.snapshot_id, producer._clean_all_uncommitted  # noqa: SLF001
+        # A refused commit makes the library delete the snapshot's manifests. The refusal may be that of a repeated
+        # request, whose first one landed: the table would be lost.
+        producer._clean_all_uncommitted = lambda: None  # noqa: SLF001
+        try:
+            with self.named_errors():
+                return IcebergVersion.of(transaction.commit_transaction().transaction(), self.env.disk)
+        except (Conflict, TransientStorageError) as error:
+            with contextlib.suppress(StrandlineError):
+                version = self.open()
+                if version is not None and snapshot_id in (one.snapshot_id for one in ancestors(version.metadata)):
+                    _LOGGER.warning(
+                        "Snapshot %d of %s is committed, though its answer was lost: %s",
+                        *(snapshot_id, self.where, error),
+                    )
+                    return version
+                if isinstance(error, Conflict):
+                    clean_up()
+            raise
+
+    def restored(self, version: IcebergVersion, log_id: UUID, serves: Callable[[Cursor], bool]) -> bool:
+        """Go back to the newest own snapshot, of the current one and its ancestors, whose files all exist."""
+        table = version.table
+        for one in ancestors(table.metadata):
+            cursor = own_cursor(one, log_id, self.name)
+            if cursor is not None and serves(cursor) and self.damage_of(table, one) is None:
+                self._reset(table, one.snapshot_id, cursor)
+                return True
+        return False
+
+    def _reset(self, table: Table, snapshot_id: int, cursor: Cursor) -> None:
+        """Go back to a snapshot, with its cursor, in one commit."""
+        current = table.metadata.current_snapshot()
+        back = table_updates().SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=snapshot_id)
+        mark = table_updates().SetPropertiesUpdate(updates={COMMIT_KEY: commit_mark(cursor, snapshot_id)})
+        self.commit_updates(table, {"main": None if current is None else current.snapshot_id}, back, mark)
+        _LOGGER.warning("The table %s is at snapshot %d again, at %s.", self.where, snapshot_id, cursor)
+
+    def commit_updates(self, table: Table, refs: Mapping[str, int | None], *updates: Any) -> None:
+        """Commit updates if these branches and tags are where they were; the library does not ask for that."""
+        same_table = table_updates().AssertTableUUID(uuid=table.metadata.table_uuid)
+        same_refs = [table_updates().AssertRefSnapshotId(ref=name, snapshot_id=at) for name, at in refs.items()]
+        with self.named_errors():
+            table.catalog.commit_table(table, (same_table, *same_refs), updates)
+
     @contextlib.contextmanager
     def named_errors(self) -> Iterator[None]:
         """Translate the errors of the library and its stores; ``Conflict``: another commit was first."""
@@ -313,3 +399,31 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
             "('strandline table repair'), which goes back to the last snapshot whose files are all there, or drop "
             "the table to build it again."
         )
+
+
+def table_updates() -> Any:
+    """The library's updates of a table: models that take names which type checkers do not know."""
+    from pyiceberg.table import update
+
+    return update
+
+
+def _producer(transaction: Transaction, io: Any, summary: dict[str, str], *, is_replacing: bool) -> Any:
+    from pyiceberg.manifest import ManifestFile
+    from pyiceberg.table.snapshots import Operation
+    from pyiceberg.table.update.snapshot import _OverwriteFiles
+
+    if not is_replacing:
+        return transaction.update_snapshot(snapshot_properties=summary).merge_append()
+
+    class Replacing(_OverwriteFiles):
+        """Drops manifests that list deleted files only: the library keeps them for ever."""
+
+        def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
+            return [
+                one
+                for one in manifests
+                if one.added_snapshot_id == self.snapshot_id or one.has_added_files() or one.has_existing_files()
+            ]
+
+    return Replacing(Operation.OVERWRITE, transaction, io, snapshot_properties=summary)

@@ -1,4 +1,4 @@
-"""Removes data files of an Iceberg table that no snapshot names: those of failed jobs and of expired snapshots.
+"""Expires snapshots of an Iceberg table, and removes data files that no snapshot names: also those of failed jobs.
 
 A data file has the table's id in its name, and the sequence number as which its job was to be committed. Catalogs
 refuse a commit whose number the table has reached, or whose table has another id. So a file whose number was reached,
@@ -20,6 +20,8 @@ from strandline.errors import WrongKind
 from strandline.storage.disk import is_linked
 from strandline.tables.files.layout import job_name, version_in
 from strandline.tables.iceberg.files import location_path
+from strandline.tables.iceberg.history import ancestors, current_since
+from strandline.tables.iceberg.table import FollowedIceberg, IcebergVersion, table_updates
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -27,6 +29,30 @@ if TYPE_CHECKING:
 _NUMBERED_FORMAT: Final = 2
 """Tables of older formats have no sequence numbers."""
 _LOGGER: Final = logging.getLogger(__name__)
+
+
+def expire(followed: FollowedIceberg, version: IcebergVersion, before: datetime) -> None:
+    """Expire older snapshots, but none back to the follower's last commit, and none that was current since.
+
+    Those may have readers who began before they were replaced. ``Conflict`` if a branch or a tag was moved since
+    ``version`` was opened: catalogs drop a branch whose snapshot expires, and the current snapshot is that of one.
+    """
+    proof, table = followed.last_commit(version, followed.log_of(version)).version, version.table
+    needed = set()
+    for snapshot in ancestors(version.metadata):
+        needed.add(snapshot.snapshot_id)
+        if snapshot.snapshot_id == proof:
+            break
+    limit = int(before.timestamp() * 1000)
+    needed |= current_since(table.metadata, limit) | {ref.snapshot_id for ref in table.metadata.refs.values()}
+    old = [
+        one.snapshot_id
+        for one in table.metadata.snapshots
+        if one.timestamp_ms < limit and one.snapshot_id not in needed
+    ]
+    if old:
+        refs = {name: ref.snapshot_id for name, ref in table.metadata.refs.items()}
+        followed.commit_updates(table, refs, table_updates().RemoveSnapshotsUpdate(snapshot_ids=old))
 
 
 def remove_orphans(table: Table, before: datetime) -> int:
