@@ -19,7 +19,7 @@ import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import confirm, stop_on_signal
 from strandline.cli.shared.logs import log_to_stderr
-from strandline.cli.shared.shared_options import SharedOptions, begin
+from strandline.cli.shared.options import SharedOptions, begin
 from strandline.cli.shared.text import escaped
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.log.topic.kafka import KafkaTopic

@@ -12,8 +12,7 @@ from typer.core import TyperCommand
 
 from strandline.cli.shared import logs
 from strandline.cli.shared.groups import MARKUP, Command, CommandGroup, Commands
-from strandline.cli.shared.option_groups import with_groups
-from strandline.cli.shared.shared_options import SharedOptions, begin
+from strandline.cli.shared.options import SharedOptions, begin, with_groups
 
 USAGE_ERROR: Final[Any] = typer.BadParameter.__base__
 """A command was called wrongly: an unknown option, a missing argument and others."""

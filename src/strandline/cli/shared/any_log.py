@@ -12,7 +12,7 @@ from urllib.parse import quote
 import typer
 
 import strandline as sl
-from strandline.cli.shared.shared_options import OF_NODES, shared
+from strandline.cli.shared.options import for_nodes, shared
 from strandline.cli.shared.targets import contents_at, is_free
 from strandline.compat.v1.log import QueueFormat, QueueLog, open_format
 from strandline.errors import InvalidInput, NotALog, NotFound, NotReady, TransientStorageError, Unsupported, WrongKind
@@ -187,6 +187,5 @@ def refuse_access(*urls: str) -> None:
     """``InvalidInput`` for options that connect to a node, if none of the addresses is a node's."""
     if any(ParsedAddress.of(url).is_node for url in urls):
         return
-    given = shared()
-    if wrong := [f"--{name.replace('_', '-')}" for name in OF_NODES if getattr(given, name) is not None]:
+    if wrong := for_nodes():
         raise InvalidInput(f"{', '.join(wrong)} is for a node (grpc://host:port), not for {' or '.join(urls)}.")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from queue import SimpleQueue
@@ -18,8 +17,7 @@ import typer
 
 from strandline.cli.shared import output as show
 from strandline.cli.shared.interruption import end_at_once
-from strandline.cli.shared.option_groups import hidden_options, with_groups
-from strandline.cli.shared.shared_options import OF_EVERY, OF_NODES, add, shared
+from strandline.cli.shared.options import shared, with_groups
 from strandline.cli.shared.text import escaped, parse_start
 from strandline.compat.v1.log import QueueFormat
 from strandline.errors import (
@@ -110,20 +108,18 @@ def retention_policy(text: str) -> str:
     return str(parse_retention(text))
 
 
-def guarded(command: Callable[P, R], *, fenced: int = 1, takes: Sequence[str] = OF_EVERY) -> Callable[..., R]:
+def guarded(command: Callable[P, R], *, fenced: int = 1, connects: bool = False) -> Callable[..., R]:
     """End the command properly: an error is one sentence and status 1, Ctrl-C is one word and status 130, with what to
     do next where :func:`on_interruption` says that.
 
     With the option ``--debug`` an error keeps its traceback. ``fenced`` is the status if another process has taken
-    over. A closed standard output (``| head``) is no error. Groups of options (:func:`with_groups`) become its options,
-    and those of the shared ones that it ``takes``.
+    over. A closed standard output (``| head``) is no error. Groups of options (:func:`with_groups`) become its options.
+    A command that ``connects`` to nodes takes the options of the program for that.
     """
     command = with_groups(command)
-    own = inspect.signature(command, eval_str=True).parameters
 
     @wraps(command)
     def run(**options: Any) -> R:
-        add({name: options.pop(name) for name in takes})
         try:
             with _interruptible():
                 return command(**options)
@@ -140,12 +136,12 @@ def guarded(command: Callable[P, R], *, fenced: int = 1, takes: Sequence[str] = 
             show.error(_reason(error))
             raise typer.Exit(fenced if isinstance(error, Fenced) else 1) from None
 
-    run.__signature__ = inspect.Signature([*own.values(), *hidden_options(takes, own)])  # type: ignore[attr-defined]
+    run.connects = connects  # type: ignore[attr-defined]
     return run
 
 
-connecting = partial(guarded, takes=(*OF_EVERY, *OF_NODES))
-"""Make a command that may connect to a node: it takes the shared options for that."""
+connecting = partial(guarded, connects=True)
+"""Make a command that may connect to a node."""
 
 
 @contextmanager

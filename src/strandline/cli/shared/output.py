@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strandline.cli.shared import logs
-from strandline.cli.shared.shared_options import shared
+from strandline.cli.shared.options import shared
 from strandline.cli.shared.text import escaped
 from strandline.model.retention import Consumed, Forever, MaxAge, MaxBytes, Retention
 
