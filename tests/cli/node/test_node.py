@@ -356,7 +356,7 @@ WRONG = [
     (["--lead", "--policy", "most"], 1, "no commit policy"),
     ([], 1, "no primary to follow"),
     (["--lead", "--automatic"], 1, "only with a lease and the policy quorum"),
-    (["--lead", "--node", "b"], 1, "'b' names no node: write NAME=grpc://host:port"),
+    (["--lead", "--node", "b"], 1, "write NAME=grpc://host:port"),
     (["--lead", "--listen", "0.0.0.0:7450"], 1, "can be reached by other machines"),
     (["--lead", "--listen", "7450"], 2, "no address to listen on"),
     (["--lead", "--listen", "grpc://127.0.0.1:7450"], 2, "write host:port"),

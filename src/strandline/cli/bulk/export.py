@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -11,19 +10,8 @@ from strandline.bulk.exporting import ExportManifest
 from strandline.bulk.exporting import export as export_range
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLogAt
-from strandline.cli.shared.common import connecting
-from strandline.cli.shared.common import start as known_start
-from strandline.cli.shared.pools import Workers, task_pool
-from strandline.model.cursor import Start
-
-_START: Any = "retained"  # given to the parser
-
-
-class Format(StrEnum):
-    """How records are written."""
-
-    PARQUET = "parquet"
-    JSONL = "jsonl"
+from strandline.cli.shared.common import Until, Workers, beginning, connecting
+from strandline.cli.shared.pools import task_pool
 
 
 @connecting
@@ -31,20 +19,11 @@ def export(
     place: AnyLogAt,
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A folder, file://, s3://, gs:// or az://.")],
     *,
-    start: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="WHERE",
-            parser=known_start,
-            help="Where it begins: retained, beginning, an offset, a time.",
-        ),
-    ] = _START,
-    upto: Annotated[
-        int | None,
-        typer.Option("--until", metavar="OFFSET", help="Where it ends, without it; by default the log's end."),
-    ] = None,
-    format: Annotated[Format, typer.Option(help="Parquet, or a JSON document per line.")] = Format.PARQUET,  # noqa: A002
+    start: Annotated[Any, beginning("Where it begins: retained, beginning, an offset, a time.")] = "retained",
+    upto: Until = None,
+    format: Annotated[  # noqa: A002
+        Literal["parquet", "jsonl"], typer.Option(help="Parquet, or a JSON document per line.")
+    ] = "parquet",
     workers: Workers = None,
 ) -> None:
     """Write the records of a range into files, each once and in order, with a manifest.
@@ -56,15 +35,7 @@ def export(
     with place.reading() as log:
         pool = task_pool(workers)  # before the bar: starting Spark takes seconds
         with show.meter("exporting", total=None) as work:
-            done = export_range(
-                log,
-                target,
-                since=cast("Start", start),
-                upto=upto,
-                format=format.value,
-                pool=pool,
-                on_progress=work.upto,
-            )
+            done = export_range(log, target, since=start, upto=upto, format=format, pool=pool, on_progress=work.upto)
         seconds, is_new, end = work.seconds, work.has_moved, log.bounds().next
     fields = {
         "first": done.since,

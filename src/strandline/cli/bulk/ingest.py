@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -13,15 +13,17 @@ from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import LogPlace, open_shared
 from strandline.cli.shared.common import (
     INTERRUPTED,
+    Follow,
     QueueFormatOption,
+    Workers,
+    beginning,
     connecting,
     retention_option,
     stop_on_signal,
 )
-from strandline.cli.shared.common import start as known_start
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import Metrics
-from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
+from strandline.cli.shared.pools import is_on_spark, task_pool
 from strandline.compat.v1.log import QueueFormat
 from strandline.errors import InvalidInput
 from strandline.ingestion.api import open_source
@@ -29,10 +31,8 @@ from strandline.ingestion.log_sink import LogSink
 from strandline.ingestion.run import Ingested, IngestProgress
 from strandline.ingestion.streams import MessageStream
 from strandline.model.addresses import ParsedAddress
-from strandline.model.cursor import Start
 from strandline.storage.closing import Closing
 
-_START: Any = "beginning"  # given to the parser
 _STREAMS: Final = ("kafka", "nats", "tls")
 _PLACES: Final = "a folder, file://, s3://, gs://, az://, wal:///folder or grpc://host:port"
 
@@ -50,22 +50,14 @@ def ingest(
         str, typer.Argument(metavar="TARGET", help=f"The log to append to: {_PLACES}; made if there is none.")
     ],
     *,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for new records at the end, until Ctrl-C.")
-    ] = False,
+    follow: Follow = False,
     slot: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="The slot that pins the source between two runs; made if there is none."),
     ] = None,
     start: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="WHERE",
-            parser=known_start,
-            help="Where the first ingest of this source begins: beginning, retained, now, an offset or a time.",
-        ),
-    ] = _START,
+        Any, beginning("Where the first ingest of this source begins: beginning, retained, now, an offset or a time.")
+    ] = "beginning",
     skip_trimmed: Annotated[
         bool,
         typer.Option(
@@ -110,26 +102,12 @@ def ingest(
             work.upto(progress.records)
             moved(progress.next)
 
+        how: dict[str, Any] = {"start": start, "skip_trimmed": skip_trimmed, "on_progress": on_progress}
         if pool is not None:
-            done = sl.bulk.ingest(
-                source if isinstance(copied, MessageStream) else copied,
-                into,
-                pool=pool,
-                start=cast("Start", start),
-                skip_trimmed=skip_trimmed,
-                on_progress=on_progress,
-            )
+            read = source if isinstance(copied, MessageStream) else copied
+            done = sl.bulk.ingest(read, into, pool=pool, **how)
         else:
-            done = sl.ingest(
-                copied,
-                into,
-                follow=follow,
-                slot=slot,
-                start=cast("Start", start),
-                skip_trimmed=skip_trimmed,
-                stop=stop,
-                on_progress=on_progress,
-            )
+            done = sl.ingest(copied, into, follow=follow, slot=slot, stop=stop, **how)
         interrupted = stop.is_set() and not follow
         end = into.bounds().next
     seconds = work.seconds

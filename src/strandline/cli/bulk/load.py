@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from strandline.bulk.loading import load as load_files
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import object_log_at
-from strandline.cli.shared.common import guarded
+from strandline.cli.shared.common import Create, Workers, guarded
 from strandline.cli.shared.field_options import FieldOptions
-from strandline.cli.shared.pools import Workers, task_pool
-
-
-class LoadFormat(StrEnum):
-    """The format of the files."""
-
-    JSONL = "jsonl"
-    CSV = "csv"
-    PARQUET = "parquet"
-    ARROW = "arrow"
+from strandline.cli.shared.pools import task_pool
 
 
 @guarded
@@ -34,7 +24,7 @@ def load(
     *,
     job: Annotated[str, typer.Option(metavar="NAME", help="Names what is loaded: a job that is in the log is done.")],
     format: Annotated[  # noqa: A002 - the field's own word
-        LoadFormat | None,
+        Literal["jsonl", "csv", "parquet", "arrow"] | None,
         typer.Option(
             metavar="FORMAT",
             help="The format of the files: jsonl, csv, parquet or arrow; by default their names say it.",
@@ -42,7 +32,7 @@ def load(
     ] = None,
     fields: FieldOptions,
     workers: Workers = None,
-    create: Annotated[bool, typer.Option("--create", help="Make the log if there is none.")] = False,
+    create: Create = False,
 ) -> None:
     """Append the rows of files to an object log: all of them or none, each once, files by name and rows in order.
 
@@ -58,15 +48,7 @@ def load(
     log = object_log_at(url, create=create)
     pool = task_pool(workers)
     with show.meter("loading bytes", total=None) as work:
-        done = load_files(
-            sources,
-            log,
-            job=job,
-            format=None if format is None else format.value,
-            **asdict(fields),
-            pool=pool,
-            on_progress=work.upto,
-        )
+        done = load_files(sources, log, job=job, format=format, **asdict(fields), pool=pool, on_progress=work.upto)
     answer = {
         "job": done.job,
         "files": done.files,

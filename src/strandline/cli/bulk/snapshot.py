@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,15 +11,8 @@ from strandline.bulk.snapshot_building import build_snapshot
 from strandline.cli.bulk.export import later
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLogAt
-from strandline.cli.shared.common import connecting
-from strandline.cli.shared.pools import Workers, task_pool
-
-
-class Kind(StrEnum):
-    """The kind of store that imports the snapshot."""
-
-    APPEND_LOG = "append-log"
-    ROCKSDB = "rocksdb"
+from strandline.cli.shared.common import Until, Workers, connecting
+from strandline.cli.shared.pools import task_pool
 
 
 @connecting
@@ -28,11 +20,10 @@ def snapshot(
     place: AnyLogAt,
     folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A folder on this machine, absent or empty.")],
     *,
-    kind: Annotated[Kind, typer.Option(help="The kind of store that imports it.")] = Kind.APPEND_LOG,
-    upto: Annotated[
-        int | None,
-        typer.Option("--until", metavar="OFFSET", help="Where it ends, without it; by default the log's end."),
-    ] = None,
+    kind: Annotated[
+        Literal["append-log", "rocksdb"], typer.Option(help="The kind of store that imports it.")
+    ] = "append-log",
+    upto: Until = None,
     scratch: Annotated[
         str | None,
         typer.Option(metavar="URL", help="Where tasks keep results that are not sealed yet; by default beside FOLDER."),
@@ -55,7 +46,7 @@ def snapshot(
             done = build_snapshot(
                 log,
                 folder,
-                kind=kind.value,
+                kind=kind,
                 upto=upto,
                 scratch=scratch,
                 publish=None if publish is None else sl.snapshots.Artifacts(publish),

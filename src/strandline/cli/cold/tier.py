@@ -19,18 +19,19 @@ from strandline.cli.shared.any_log import tierable_log
 from strandline.cli.shared.common import (
     INTERRUPTED,
     Place,
+    Workers,
     Yes,
     confirm,
     guarded,
-    length_of_time,
     retention_policy,
-    size_in_bytes,
+    size,
+    span_of_time,
     stop_on_signal,
 )
 from strandline.cli.shared.groups import group
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import Metrics
-from strandline.cli.shared.pools import Workers, is_on_spark, task_pool
+from strandline.cli.shared.pools import is_on_spark, task_pool
 from strandline.model.retention import parse_retention
 from strandline.model.segments import SegmentMetadata
 from strandline.tier.attachment import PARTITIONS
@@ -51,11 +52,8 @@ _guarded = partial(guarded, fenced=FENCED)
 
 _LOGGER = logging.getLogger("strandline.tier")
 
-_TARGET: Any = "256MiB"  # given to the parser
-_LINGER: Any = "1h"
-Target = Annotated[
-    int, typer.Option(metavar="SIZE", parser=size_in_bytes, help="About how large a segment is, at most 1GiB.")
-]
+_TARGET: Final = "256MiB"
+Target = Annotated[Any, size("About how large a segment is, at most 1GiB.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +61,7 @@ class SegmentOptions:
     """The options of a tierer: which segments it makes, and how long they are kept."""
 
     target: Target = _TARGET
-    linger: Annotated[
-        int,
-        typer.Option(
-            metavar="TIME", parser=length_of_time, help="How long records wait at most for a segment to be filled."
-        ),
-    ] = _LINGER
+    linger: Annotated[Any, span_of_time("How long records wait at most for a segment to be filled.")] = "1h"
     retention: Annotated[
         str,
         typer.Option(
@@ -331,23 +324,15 @@ def truncate(
 # --- as a service ----------------------------------------------------------------------------------------------
 
 
-def _interval(text: str) -> int:
-    """The text of an option as seconds, at least one."""
-    return max(1, length_of_time(text))
-
-
 @tier.command()
 @_guarded
 def serve(
     log: Place,
     *,
-    interval: Annotated[
-        int, typer.Option(metavar="TIME", parser=_interval, help="How long to wait between two rounds.")
-    ] = "10s",  # type: ignore[assignment]  # what the parser is given
+    interval: Annotated[Any, span_of_time("How long to wait between two rounds, a second at least.")] = "10s",
     segments: SegmentOptions,
     compact: Annotated[bool, typer.Option("--compact", help="Also merge small segments, once an hour.")] = False,
     metrics: Metrics,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
 ) -> None:
     """Keep the cold tier in step with its log, round after round, until Ctrl-C or SIGTERM.
 
@@ -357,7 +342,8 @@ def serve(
 
     Example: strandline tier serve s3://bucket/orders --interval 1m
     """
-    log_to_stderr(logging.WARNING if quiet else logging.INFO)
+    log_to_stderr(logging.INFO)
+    interval = max(1, interval)
     with (
         stop_on_signal() as stop,
         metrics.served() as health,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal
 
 import typer
 
@@ -16,16 +14,9 @@ from strandline.cli.shared.common import connecting, retention_option
 from strandline.cli.shared.decoding import codec_by, named_format
 from strandline.errors import NotALog, WrongKind
 from strandline.tier.read.tiered_log import hot_tier
-from strandline.values.contract import Codec
 
-
-class ValueFormat(StrEnum):
-    """The formats of values that a schema in a file describes."""
-
-    JSON = "json"
-    AVRO = "avro"
-    MESSAGEPACK = "messagepack"
-    ARROW = "arrow"
+_CODECS: Final = {"json": "Json", "avro": "Avro", "messagepack": "MessagePack", "arrow": "Arrow"}
+"""The formats of values that a schema in a file describes."""
 
 
 @connecting
@@ -34,7 +25,7 @@ def create(
     *,
     retention: Annotated[str | None, retention_option("What the log")] = None,
     value: Annotated[
-        ValueFormat | None,
+        Literal["json", "avro", "messagepack", "arrow"] | None,
         typer.Option(
             "--value",
             metavar="FORMAT",
@@ -55,7 +46,7 @@ def create(
     """
     if value is not None and schema is None:
         raise typer.BadParameter(f"--value {value} needs the fields of the values: --schema FILE.")
-    codec = None if schema is None else codec_from_file(value or ValueFormat.JSON, schema)
+    codec = None if schema is None else codec_by(getattr(sl.values, _CODECS[value or "json"]), schema)
     is_new = _is_absent(place)
     with place.writing(create=True, retention=retention if is_new else None, value=codec) as log:
         hot = hot_tier(log)
@@ -69,17 +60,6 @@ def create(
     values = "plain bytes" if fields["value"] is None else fields["value"]
     said = "is created" if is_new else "was there already, and stays as it is"
     show.answer(fields, f"{fields['url']} {said}; values: {values}")
-
-
-def codec_from_file(kind: ValueFormat, schema: Path) -> Codec:
-    """The codec of values in a format, with the schema in a file."""
-    kinds: dict[ValueFormat, Callable[[str], Codec]] = {
-        ValueFormat.JSON: sl.values.Json,
-        ValueFormat.AVRO: sl.values.Avro,
-        ValueFormat.MESSAGEPACK: sl.values.MessagePack,
-        ValueFormat.ARROW: sl.values.Arrow,
-    }
-    return codec_by(kinds[kind], schema)
 
 
 def _is_absent(place: LogPlace) -> bool:

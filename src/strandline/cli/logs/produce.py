@@ -6,8 +6,7 @@ import random
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
-from typing import Annotated, Any, Final, Literal, cast
+from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import pyarrow as pa
 import typer
@@ -20,6 +19,7 @@ from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLogAt, LogPlace
 from strandline.cli.shared.common import (
     INTERRUPTED,
+    Create,
     Interruption,
     connecting,
     retention_option,
@@ -39,19 +39,10 @@ _CHUNK: Final = 20_000
 _LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz0123456789"[code % 36] for code in range(256))
 
 
-class InputFormat(StrEnum):
-    """How standard input is read (lines, json), or files (the others)."""
-
-    LINES = "lines"
-    JSON = "json"
-    JSONL = "jsonl"
-    CSV = "csv"
-    PARQUET = "parquet"
-    ARROW = "arrow"
-
-
+InputFormat: TypeAlias = Literal["lines", "json", "jsonl", "csv", "parquet", "arrow"]
+"""How standard input is read (lines, json), or files (the others)."""
+_OF_INPUT: Final = (None, "lines", "json")
 _FILES: Final = "Rows of files"
-_OF_INPUT: Final = (None, InputFormat.LINES, InputFormat.JSON)
 
 
 @connecting
@@ -98,13 +89,9 @@ def produce(
     ] = None,
     count: Annotated[
         int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Number of records to make up instead of reading standard input.",
-        ),
+        typer.Option(metavar="N", min=1, help="Number of records to make up instead of reading standard input."),
     ] = None,
-    create: Annotated[bool, typer.Option("--create", help="Make the log if there is none.")] = False,
+    create: Create = False,
     retention: Annotated[str | None, retention_option("With --create: what the log")] = None,
 ) -> None:
     r"""Append records: lines of standard input, rows of files, or made-up ones.
@@ -117,7 +104,7 @@ def produce(
 
     Example: strandline produce ./orders orders.jsonl --key id
     """
-    if key_separator == "" or (key_separator is not None and format not in (None, InputFormat.LINES)):
+    if key_separator == "" or (key_separator is not None and format not in (None, "lines")):
         raise typer.BadParameter("--key-separator needs at least one character, and --format lines.")
     if retention is not None and not create:
         raise typer.BadParameter("--retention is for a log that is made: it needs --create.")
@@ -152,7 +139,7 @@ def produce(
         log.producer() as producer,
         show.meter("appending", total=count) as work,
     ):
-        given = _lines(format or InputFormat.LINES, key_separator) if count is None else made_up(count)
+        given = _lines(format or "lines", key_separator) if count is None else made_up(count)
         try:
             for part in interruption.items(given):
                 if isinstance(part, pa.Table):
@@ -229,7 +216,7 @@ def _lines(kind: InputFormat, separator: str | None) -> Iterator[InputRecord]:
     """The records in the lines of standard input."""
     between = None if separator is None else separator.encode()
     for number, line in enumerate(sys.stdin.buffer, 1):
-        if kind is InputFormat.LINES:
+        if kind == "lines":
             yield parse_line(line, number, between)
         elif line.strip():
             yield parse_record(line, f"Line {number}")

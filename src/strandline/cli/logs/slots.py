@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
@@ -19,14 +19,14 @@ from strandline.cli.shared.common import (
     confirm,
     connecting,
     guarded,
-    length_of_time,
     retention_policy,
-    size_in_bytes,
-    start,
+    size,
+    span_of_time,
 )
 from strandline.cli.shared.groups import ListingGroup, group
+from strandline.cli.shared.text import parse_start
 from strandline.errors import NotFound
-from strandline.model.cursor import SECOND, Start
+from strandline.model.cursor import SECOND
 from strandline.model.retention import SlotLimits, SlotState, default_limits, parse_retention
 from strandline.node.messages import NodeSlot, SlotKind
 from strandline.tier.read.tiered_log import hot_tier
@@ -40,10 +40,11 @@ slots = group(
 _OFF = "; 0 switches it off"
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The slot's name.")]
 At = Annotated[
-    str,
+    Any,
     typer.Option(
         "--at",
         metavar="WHERE",
+        parser=parse_start,
         help="The next record that its consumer needs: beginning, retained, now, an offset, or a time, which means "
         "what was listed then or later.",
     ),
@@ -76,9 +77,8 @@ def create(place: AnyLogAt, name: Name, *, at: At) -> None:
 
     Example: strandline slots create s3://bucket/orders billing --at beginning
     """
-    where: Start = start(at)
     with place.writing() as log:
-        state = log.slots.create(name, log.position_of(where))
+        state = log.slots.create(name, log.position_of(at))
     _done(state, "is created at")
 
 
@@ -92,10 +92,9 @@ def reset(place: AnyLogAt, name: Name, *, at: At, yes: Yes = False) -> None:
 
     Example: strandline slots reset s3://bucket/orders billing --at 25000
     """
-    where: Start = start(at)
     with place.writing() as log:
         before = _listed(log, name)
-        position = log.position_of(where)
+        position = log.position_of(at)
         if before is not None:
             held = "" if before.holder is None else f", which fences its holder {before.holder!r}"
             confirm(f"Move slot {name!r} from offset {before.position:,} to {position:,}{held}?", yes=yes)
@@ -213,15 +212,9 @@ def retention(
         typer.Argument(metavar="POLICY", help="forever, consumed, age:7d or bytes:100GiB.", parser=retention_policy),
     ] = None,
     *,
-    slot_lag: Annotated[
-        int | None,
-        typer.Option(metavar="SIZE", parser=size_in_bytes, help=f"Invalidate a slot that is more bytes behind{_OFF}."),
-    ] = None,
+    slot_lag: Annotated[int | None, size(f"Invalidate a slot that is more bytes behind{_OFF}.")] = None,
     slot_idle: Annotated[
-        int | None,
-        typer.Option(
-            metavar="TIME", parser=length_of_time, help=f"Invalidate a slot whose holder was not seen for longer{_OFF}."
-        ),
+        int | None, span_of_time(f"Invalidate a slot whose holder was not seen for longer{_OFF}.")
     ] = None,
 ) -> None:
     """Show or change the retention policy of a log. The next trim applies it.

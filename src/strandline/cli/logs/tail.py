@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from json import dumps
-from pathlib import Path
 from typing import Annotated, Any, Final
 
 import pyarrow as pa
@@ -17,13 +16,14 @@ from rich.text import Text
 import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, AnyLogAt
-from strandline.cli.shared.common import connecting, length_of_time, start
+from strandline.cli.shared.common import Follow, Schema, beginning, connecting, span_of_time
 from strandline.cli.shared.decoding import DecodeValues, Unreadable, value_decoder
 from strandline.cli.shared.text import escaped, moment, readable
 from strandline.errors import InvalidInput, NotReady, SlotInvalid, TransientStorageError
 from strandline.formats.json.records import record_fields, rows_of
 from strandline.log.read.planning import cursor_after
 from strandline.log.read.reading import fetch_in_order, pauses
+from strandline.model.cursor import Start
 from strandline.storage.clock import CLOCK
 
 _LAST: Final = 10
@@ -37,15 +37,13 @@ def tail(
     place: AnyLogAt,
     *,
     since: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="WHERE",
-            help="Where to begin: an offset, a time, now, or beginning, which is all that is retained; by default with "
-            "the last 10 records.",
+        Any,
+        beginning(
+            "Where to begin: an offset, a time, now, or beginning, which is all that is retained; by default with the "
+            "last 10 records."
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log until Ctrl-C.")] = False,
+    follow: Follow = False,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -58,21 +56,14 @@ def tail(
     ] = None,
     hold: Annotated[
         int | None,
-        typer.Option(
-            metavar="TIME",
-            parser=length_of_time,
-            help="Pin the records still to be read, by a slot that expires this long after it was last renewed (10m).",
+        span_of_time(
+            "Pin the records still to be read, by a slot that expires this long after it was last renewed (10m)."
         ),
     ] = None,
     decode: Annotated[
         bool, typer.Option("--decode", help="Show values decoded, as the log names their format.")
     ] = False,
-    schema: Annotated[
-        Path | None,
-        typer.Option(
-            "--schema", metavar="FILE", help="Decode JSON values by the JSON Schema or Avro schema in this file."
-        ),
-    ] = None,
+    schema: Schema = None,
 ) -> None:
     """Print records: offset, time, operation, key and value. Reading claims nothing and moves no slot.
 
@@ -90,7 +81,7 @@ def tail(
 
 def _show(
     log: AnyLog,
-    since: str | None,
+    since: Start | None,
     values: DecodeValues | None,
     *,
     follow: bool,
@@ -113,15 +104,14 @@ def _show(
         # Ctrl-C ends following.
 
 
-def _start(log: AnyLog, since: str | None, last: int) -> sl.Cursor:
+def _start(log: AnyLog, since: Start | None, last: int) -> sl.Cursor:
     if since is None:
         bounds = log.hot.bounds() if isinstance(log, sl.tier.TieredLog) else log.bounds()
         if isinstance(log, sl.tier.TieredLog) and bounds.first > 0 and bounds.next - bounds.first < last:
             bounds = log.bounds()  # only here the cold tier is needed
         return sl.Cursor(log.log_id, max(bounds.first, bounds.next - last))
-    where = start(since)
     # A reader that only prints records may begin after trimmed ones.
-    cursor = sl.Cursor(log.log_id, log.position_of("retained" if where == "beginning" else where))
+    cursor = sl.Cursor(log.log_id, log.position_of("retained" if since == "beginning" else since))
     log.plan(cursor, sl.log.Limit(batches=1))  # refuses a cursor that is not retained, or past the end
     return cursor
 

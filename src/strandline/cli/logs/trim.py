@@ -16,7 +16,15 @@ import strandline as sl
 from strandline.cli.logs.lag import current_lag
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import object_log_at, open_shared
-from strandline.cli.shared.common import QueueFormatOption, Url, confirm, guarded, length_of_time, stop_on_signal
+from strandline.cli.shared.common import (
+    DryRun,
+    QueueFormatOption,
+    Url,
+    confirm,
+    guarded,
+    span_of_time,
+    stop_on_signal,
+)
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import Metrics
 from strandline.compat.v1.trimming import GRACE, QueueTrimResult
@@ -36,24 +44,14 @@ Line = tuple[str, str]
 def trim(
     url: Url,
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; say what would be done.")] = False,
+    dry_run: DryRun = False,
     grace: Annotated[
-        int,
-        typer.Option(
-            metavar="TIME",
-            parser=length_of_time,
-            help="How long trimmed objects are kept, for readers that had planned to read them.",
-        ),
-    ] = "10m",  # type: ignore[assignment]  # what the parser is given
+        Any, span_of_time("How long trimmed objects are kept, for readers that had planned to read them.")
+    ] = "10m",
     everything: Annotated[
         bool, typer.Option("--everything", help="Look through all objects, not only those since the last time.")
     ] = False,
-    every: Annotated[
-        int | None,
-        typer.Option(
-            metavar="TIME", parser=length_of_time, help="Repeat it at this interval, until Ctrl-C or SIGTERM."
-        ),
-    ] = None,
+    every: Annotated[int | None, span_of_time("Repeat it at this interval, until Ctrl-C or SIGTERM.")] = None,
     metrics: Metrics,
     format: QueueFormatOption = None,  # noqa: A002
     yes: Annotated[

@@ -14,8 +14,8 @@ from rich.text import Text
 from strandline.bulk.verifying import verify as verify_log
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, AnyLogAt, LogPlace
-from strandline.cli.shared.common import connecting
-from strandline.cli.shared.pools import Workers, task_pool
+from strandline.cli.shared.common import Workers, connecting
+from strandline.cli.shared.pools import task_pool
 from strandline.cli.shared.tables import RowOptions
 from strandline.errors import CorruptData, InvalidInput, NotALog, Unsupported
 from strandline.log.findings import Finding, FindingKind, Severity, Verification

@@ -10,7 +10,7 @@ import typer
 
 from strandline.cli.logs.wal_inspection import show_log, show_spool
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import guarded
+from strandline.cli.shared.common import DryRun, guarded
 from strandline.cli.shared.groups import group
 from strandline.cli.shared.targets import contents_at
 from strandline.compat.spool.export import export_spool
@@ -73,7 +73,7 @@ def need_wal(folder: str) -> None:
 def repair(
     folder: Folder,
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; show what would be done.")] = False,
+    dry_run: DryRun = False,
     forget_slots: Annotated[
         bool,
         typer.Option(

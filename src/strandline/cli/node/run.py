@@ -14,19 +14,13 @@ import typer
 
 from strandline.cli.node.admin import node_at
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import (
-    guarded,
-    length_of_time,
-    retention_policy,
-    size_in_bytes,
-    stop_on_signal,
-)
+from strandline.cli.shared.common import guarded, retention_policy, stop_on_signal
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import Metrics, listening_place
 from strandline.cli.shared.targets import contents_at, is_free
 from strandline.errors import InvalidInput, StorageError
 from strandline.log.folders import FolderKind, refuse_others
-from strandline.model.retention import SlotLimits, default_limits, parse_retention
+from strandline.model.retention import SlotLimits, default_limits, parse_bytes, parse_retention, parse_seconds
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, parse_identities
 from strandline.node.lead.policies import FlowLimits
 from strandline.node.options import TierSettings
@@ -106,14 +100,14 @@ class ReplicaLimits:
         int | None,
         _writes(
             metavar="SIZE",
-            parser=size_in_bytes,
+            parser=parse_bytes,
             help="A replica further behind no longer pins records, and has to bootstrap; 0: never.",
             show_default="64 GiB where age or size bounds the log",
         ),
     ] = None
     max_idle: Annotated[
         int | None,
-        _writes(metavar="TIME", parser=length_of_time, help="The same for a replica that is silent for longer."),
+        _writes(metavar="TIME", parser=parse_seconds, help="The same for a replica that is silent for longer."),
     ] = None
     slow_at: Annotated[
         int, _writes(metavar="RECORDS", min=0, help="Slow writers down while a replica is this far behind; 0: never.")

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Annotated, Any, Final, ParamSpec, Self, TypeVar
 
@@ -20,12 +21,7 @@ from strandline.cli.shared.interruption import end_at_once
 from strandline.cli.shared.options import shared, with_groups
 from strandline.cli.shared.text import escaped, parse_start
 from strandline.compat.v1.log import QueueFormat
-from strandline.errors import (
-    Fenced,
-    InvalidInput,
-    ProducerFailed,
-    StrandlineError,
-)
+from strandline.errors import Fenced, InvalidInput, ProducerFailed, StrandlineError
 from strandline.model.retention import parse_bytes, parse_retention, parse_seconds
 
 P = ParamSpec("P")
@@ -48,25 +44,53 @@ Place = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
-def _option(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """Make a parser of an option: what ``parse`` refuses is a usage error."""
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        metavar="N",
+        min=1,
+        help="Number of tasks that run at once in this process; by default one per core. On Spark its cores decide.",
+    ),
+]
+Until = Annotated[
+    int | None, typer.Option("--until", metavar="OFFSET", help="Where it ends, without it; by default the log's end.")
+]
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for new records at the end, until Ctrl-C.")]
+Create = Annotated[bool, typer.Option("--create", help="Make the log if there is none.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; show what would be done.")]
+Schema = Annotated[
+    Path | None,
+    typer.Option("--schema", metavar="FILE", help="Decode JSON values by the JSON Schema or Avro schema in this file."),
+]
 
-    @wraps(parse)
-    def understood(text: str) -> T:
-        try:
-            return parse(text)
-        except InvalidInput as error:
-            raise typer.BadParameter(escaped(str(error))) from error
 
-    return understood
+def beginning(text: str) -> Any:
+    """The option for a position in a log."""
+    return typer.Option("--from", metavar="WHERE", parser=parse_start, help=text)
 
 
-start = _option(parse_start)
-length_of_time = _option(parse_seconds)
-size_in_bytes = _option(parse_bytes)
+def span_of_time(text: str) -> Any:
+    """An option for a length of time, in seconds."""
+    return typer.Option(metavar="TIME", parser=parse_seconds, help=text)
 
 
-@_option
+def size(text: str) -> Any:
+    """An option for a number of bytes."""
+    return typer.Option(metavar="SIZE", parser=parse_bytes, help=text)
+
+
+def retention_option(whose: str) -> Any:
+    """The option for a retention policy; ``whose`` is the subject of its help."""
+    text = f"{whose} may forget: forever (the default), consumed, age:7d, bytes:100GiB."
+    return typer.Option("--retention", metavar="POLICY", parser=retention_policy, help=text)
+
+
+def retention_policy(text: str) -> str:
+    """Check the text of a retention policy, and return it in its usual form."""
+    return str(parse_retention(text))
+
+
 def queue_format(text: str) -> QueueFormat:
     """The format of a queue of version 1, with the paths of its parts if they are given.
 
@@ -90,22 +114,6 @@ QueueFormatOption = Annotated[
         "address, by default ingest/manifest and ingest.",
     ),
 ]
-
-
-def retention_option(whose: str) -> typer.models.OptionInfo:
-    """The option for a retention policy; ``whose`` is the subject of its help."""
-    option: typer.models.OptionInfo = typer.Option(
-        metavar="POLICY",
-        parser=retention_policy,
-        help=f"{whose} may forget: forever (the default), consumed, age:7d, bytes:100GiB.",
-    )
-    return option
-
-
-@_option
-def retention_policy(text: str) -> str:
-    """Check the text of a retention policy, and return it in its usual form."""
-    return str(parse_retention(text))
 
 
 def guarded(command: Callable[P, R], *, fenced: int = 1, connects: bool = False) -> Callable[..., R]:

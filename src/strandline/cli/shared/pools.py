@@ -4,25 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Annotated, Any, Final
-
-import typer
+from typing import Any, Final
 
 from strandline.errors import InvalidInput
 from strandline.storage.task_pool import TaskPool, ThreadPool
 
 SESSION: Final[ContextVar[Callable[[], Any] | None]] = ContextVar("session", default=None)
 """Starts the session of ``strandline spark``; None for a command that runs in this process."""
-
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "--workers",
-        metavar="N",
-        min=1,
-        help="Number of tasks that run at once in this process; by default one per core. On Spark its cores decide.",
-    ),
-]
 
 
 def task_pool(workers: int | None) -> TaskPool:

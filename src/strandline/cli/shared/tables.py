@@ -4,28 +4,18 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 import strandline as sl
+from strandline.cli.shared.common import Schema
 from strandline.cli.shared.decoding import json_codec
 from strandline.errors import InvalidInput, Unsupported
 from strandline.log.read.value_format import named_codec
 from strandline.tables.maintain.contract import MaintainedTable
 from strandline.tables.maintain.opening import is_in_database
 from strandline.tables.rows.logged import Value
-
-
-class DeletesWithoutValue(StrEnum):
-    """What deletes without a value mean in a table with --key."""
-
-    KEY = "key"
-    JSON = "json"
-    DEAD_LETTERS = "dead-letters"
-
 
 TableUrl = Annotated[
     str,
@@ -41,16 +31,13 @@ TableUrl = Annotated[
 class RowOptions:
     """The options of commands for a table that say how records become its rows."""
 
-    schema: Annotated[
-        Path | None,
-        typer.Option("--schema", metavar="FILE", help="Decode JSON values by the JSON Schema or Avro schema here."),
-    ] = None
+    schema: Schema = None
     key: Annotated[
         list[str] | None,
         typer.Option("--key", metavar="COLUMN", help="A column that identifies a row; may be repeated."),
     ] = None
     tombstones: Annotated[
-        DeletesWithoutValue | None,
+        Literal["key", "json", "dead-letters"] | None,
         typer.Option(
             "--tombstones",
             metavar="HOW",
@@ -59,7 +46,6 @@ class RowOptions:
             "an error.",
         ),
     ] = None
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="The sink's name.")] = "default"
 
     def value(self, log: Any) -> Value | None:
         """The codec of the values: by the schema, else as the log says, if it does; None for bytes."""
@@ -71,8 +57,7 @@ class RowOptions:
 
     def shape(self, value: Value | None) -> dict[str, Any]:
         """The arguments of a sink."""
-        means = None if self.tombstones is None else self.tombstones.value
-        return {"value": value, "key": tuple(self.key or ()), "tombstones": means, "name": self.name}
+        return {"value": value, "key": tuple(self.key or ()), "tombstones": self.tombstones}
 
     def sink(self, url: str, log: Any, **more: Any) -> MaintainedTable:
         """The sink of a table that is there; ``more`` are arguments of :func:`strandline.tables.existing`."""

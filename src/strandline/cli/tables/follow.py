@@ -4,36 +4,20 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from enum import StrEnum
 from typing import Annotated, Any, Literal, cast
 
 import typer
 
 import strandline as sl
 from strandline.cli.shared import output as show
-from strandline.cli.shared.any_log import AnyLog, AnyLogAt
-from strandline.cli.shared.common import INTERRUPTED, connecting, stop_on_signal
-from strandline.cli.shared.common import start as known_start
-from strandline.cli.shared.decoding import named
+from strandline.cli.shared.any_log import AnyLogAt
+from strandline.cli.shared.common import INTERRUPTED, beginning, connecting, stop_on_signal
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import Metrics
 from strandline.cli.shared.tables import RowOptions, TableUrl, letters_at
 from strandline.errors import NotFound
-from strandline.model.cursor import Start
 from strandline.tables.maintain.contract import MaintainedTable
 from strandline.tables.maintain.opening import sink_at
-from strandline.tables.rows.logged import Value
-
-_START: Any = "beginning"  # given to the parser
-
-
-class TableMode(StrEnum):
-    """What a table keeps."""
-
-    LATEST = "latest"
-    MARKED = "marked"
-    APPEND = "append"
-    HISTORY = "history"
 
 
 @connecting
@@ -42,7 +26,7 @@ def follow(
     table: TableUrl,
     *,
     mode: Annotated[
-        TableMode | None,
+        Literal["latest", "marked", "append", "history"] | None,
         typer.Option(
             "--mode",
             metavar="MODE",
@@ -55,25 +39,17 @@ def follow(
         typer.Option(metavar="NAME", help="The slot that pins what is still to be applied; made if there is none."),
     ] = None,
     options: RowOptions,
-    decode: Annotated[
-        bool | None,
+    raw: Annotated[
+        bool,
         typer.Option(
-            "--decode/--no-decode",
-            help="Columns for the fields of values, in the format that the log names (by default if it names one), or "
-            "keys and values as bytes.",
+            "--no-decode", help="Keys and values as bytes, also of a log that names the format of its values."
         ),
-    ] = None,
+    ] = False,
     start: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="WHERE",
-            parser=known_start,
-            help="Where a new table begins: beginning, retained, now, an offset or a time.",
-        ),
-    ] = _START,
+        Any, beginning("Where a new table begins: beginning, retained, now, an offset or a time.")
+    ] = "beginning",
     until: Annotated[
-        str, typer.Option(metavar="end|forever|OFFSET", help="Where to stop: forever is until Ctrl-C.")
+        str, typer.Option(metavar="WHERE", help="Where to stop: end, an offset, or forever, which is until Ctrl-C.")
     ] = "forever",
     dead_letters: Annotated[
         str | None,
@@ -98,6 +74,8 @@ def follow(
     Example: strandline follow ./orders ./tables/orders --slot orders --until end
     """
     end = _end(until)
+    if raw and options.schema is not None:
+        raise typer.BadParameter("--schema decodes values: leave out --no-decode.")
     opened = place.reading() if slot is None else place.writing()
     sinks: list[MaintainedTable] = []
     progress = show.meter("following", total=None, note=lambda: "".join(map(_letters_of, sinks)))
@@ -110,14 +88,14 @@ def follow(
         progress as work,
         ExitStack() as measured,
     ):
-        shape = options.shape(_value(log, options, decode))
-        shape["mode"] = _recorded_mode(table, options.name) if mode is None else mode.value
+        shape = options.shape(None if raw else options.value(log))
+        shape["mode"] = mode or _recorded_mode(table)
         letters = letters_at(table, dead_letters)
         sink = sink_at(table, None, **shape, **({} if letters is None else {"dead_letters": letters}))
         sinks.append(sink)
         sink.meet(log)
         since = sink.cursor(log.log_id)
-        first = log.position_of(cast("Start", start)) if since is None else since.next
+        first = log.position_of(start) if since is None else since.next
         moved = measured.enter_context(metrics.lag_of(log, (log.url, sink.where), first))
 
         def on_progress(cursor: sl.Cursor) -> None:
@@ -129,7 +107,7 @@ def follow(
             cast("sl.Log", log),
             cast("sl.followers.Sink", sink),
             slot,
-            start=cast("Start", start),
+            start=start,
             upto=end,
             stop=stop,
             on_progress=on_progress,
@@ -168,21 +146,10 @@ def _end(until: str) -> int | Literal["end"] | None:
     raise typer.BadParameter(f"--until is end, forever or an offset, not {until!r}.")
 
 
-def _value(log: AnyLog, options: RowOptions, decode: bool | None) -> Value | None:
-    """The codec of the table's columns; None for bytes."""
-    if decode is False:
-        if options.schema is not None:
-            raise typer.BadParameter("--schema decodes values: leave out --no-decode.")
-        return None
-    if decode and options.schema is None:
-        named(log)  # which says what to give instead, if the log names none
-    return options.value(log)
-
-
-def _recorded_mode(table: str, name: str) -> str:
+def _recorded_mode(table: str) -> str:
     """What the table at an address keeps; of a new one the latest rows."""
     try:
-        recorded = sink_at(table, None, name=name).recorded()
+        recorded = sink_at(table, None).recorded()
     except NotFound:
         return "latest"
     return "latest" if recorded is None else recorded.opened_as

@@ -10,10 +10,18 @@ import typer
 import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import LogPlace
-from strandline.cli.shared.common import Yes, confirm, connecting, guarded, on_interruption
-from strandline.cli.shared.common import start as known_start
+from strandline.cli.shared.common import (
+    Until,
+    Workers,
+    Yes,
+    beginning,
+    confirm,
+    connecting,
+    guarded,
+    on_interruption,
+)
 from strandline.cli.shared.groups import group
-from strandline.cli.shared.pools import Workers, is_on_spark, spark_session, task_pool
+from strandline.cli.shared.pools import is_on_spark, spark_session, task_pool
 from strandline.cli.shared.tables import RowOptions, TableUrl, letters_at
 from strandline.cli.shared.text import escaped, readable
 from strandline.errors import InvalidInput, NotFound
@@ -27,7 +35,6 @@ table = group("Look after a table that follows a log.")
 FollowedLog = Annotated[
     LogPlace, typer.Argument(metavar="LOG", parser=LogPlace, help="The address of the log that it follows.")
 ]
-Name = Annotated[str, typer.Option("--name", metavar="NAME", help="The sink's name.")]
 Letters = Annotated[
     str | None,
     typer.Option(
@@ -114,17 +121,9 @@ def rebuild(
     dead_letters: Letters = None,
     start: Annotated[
         Any,
-        typer.Option(
-            "--from",
-            metavar="WHERE",
-            parser=known_start,
-            help="Where its rows begin: beginning, retained, an offset, a time; by default where they began before.",
-        ),
+        beginning("Where its rows begin: beginning, retained, an offset, a time; by default where they began before."),
     ] = None,
-    upto: Annotated[
-        int | None,
-        typer.Option("--until", metavar="OFFSET", help="Where they end, without it; by default the log's end."),
-    ] = None,
+    upto: Until = None,
     slot: Annotated[
         str | None,
         typer.Option(
@@ -311,12 +310,12 @@ def _place_of(url: str, dead_letters: str | None) -> str | bool:
 
 @table.command()
 @guarded
-def optimize(url: TableUrl, *, name: Name = "default") -> None:
+def optimize(url: TableUrl) -> None:
     """Join small files of a table of all changes. Its follower may run meanwhile.
 
     Example: strandline table optimize ./tables/orders
     """
-    fewer = sl.tables.optimize(sl.tables.existing(url, name=name))
+    fewer = sl.tables.optimize(sl.tables.existing(url))
     show.answer({"files_fewer": fewer}, f"The table has {show.counted(fewer, 'file')} fewer.")
 
 
@@ -328,7 +327,6 @@ def vacuum(
     hours: Annotated[
         int, typer.Option("--hours", metavar="N", min=1, help="Keep the files of versions younger than this.")
     ] = 168,
-    name: Name = "default",
 ) -> None:
     """Remove data files that no version of the last days names, such as those of failed jobs.
 
@@ -336,5 +334,5 @@ def vacuum(
 
     Example: strandline table vacuum ./tables/orders --hours 336
     """
-    gone = sl.tables.vacuum(sl.tables.existing(url, name=name), hours)
+    gone = sl.tables.vacuum(sl.tables.existing(url), hours)
     show.answer({"files_removed": gone}, f"{show.counted(gone, 'file')} removed.")
