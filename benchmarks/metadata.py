@@ -95,7 +95,7 @@ def _restarted(folder: str) -> list[Result]:
     manager = MetadataManager.start(topic, folder, snapshot_interval=3600)
     _caught_up(manager, places)
     # What the follower waits for: one partition after the other is taken, and it may go on between them.
-    held = max(seconds(lambda number=number: manager._state.take(number)) for number in range(_PARTITIONS))  # noqa: SLF001
+    held = max(seconds(lambda number=number: manager._partitions[number].take()) for number in range(_PARTITIONS))  # noqa: SLF001
     write = seconds(manager.close)
 
     lookups = []

@@ -192,7 +192,7 @@ def test_a_partition_is_ready_when_what_was_there_at_its_assignment_is_applied(e
     manager = managed(events)
     manager.reconcile_assignment([1])
     events.tell(segment(HERE, 2))
-    assert manager.ask(HERE, story(HERE)) == CatchingUp(1, manager._state.progress(1).readiness(1).why)
+    assert manager.ask(HERE, story(HERE)) == CatchingUp(1, manager._partitions[1].readiness.why)
     with pytest.raises(NotReady, match="partition 1"):
         manager.segment_for(HERE, TERM, 0)
     settled(manager)
@@ -354,7 +354,7 @@ def test_reconciling_from_many_threads_is_serialised(events):
         thread.join()
     assert most == [1]
     assert set(manager.assigned_partitions()) in wishes
-    assert manager._assigner.assignment.partitions() == manager.assigned_partitions()
+    assert manager._follower.assignment.partitions() == manager.assigned_partitions()
 
 
 # --- reads -----------------------------------------------------------------------------------------------------
@@ -532,7 +532,7 @@ def test_a_write_that_lost_a_race_gets_the_error_of_its_application(events):
         manager.update(update(told))
     assert events.published == 2
     assert manager.get(told.segment).broker == 2
-    assert not manager._state._refused[1]
+    assert not manager._partitions[1]._refused
 
 
 def test_a_write_that_was_applied_before_its_offset_was_known_still_gets_its_outcome(events):
@@ -891,7 +891,7 @@ def test_a_topic_that_was_created_again_under_a_follower_is_detected(events, way
     anew = Events()
     events.inner = anew.inner
     manager._subscription._inner, fresh = anew.inner.subscribe()
-    manager._assigner.assignment = fresh
+    manager._follower.assignment = fresh
     with pytest.raises(NotReady, match="created again"):
         manager.add(segment(HERE, 5)) if way == "write" else manager.current(HERE, story(HERE))
     assert "are replayed" in caplog.text

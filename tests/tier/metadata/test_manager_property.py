@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -19,7 +19,14 @@ from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere
 from strandline.tier.metadata import manager as manager_module
 from strandline.tier.metadata.manager import MetadataManager
-from strandline.tier.metadata.state import AppliedEvents, CatchingUp, MetadataState, PartitionCopy, Ready, Unassigned
+from strandline.tier.metadata.state import (
+    AppliedEvents,
+    CatchingUp,
+    MetadataPartition,
+    PartitionCopy,
+    Ready,
+    Unassigned,
+)
 from tests.tier.metadata.manager_doubles import (
     Events,
     copied,
@@ -258,8 +265,8 @@ def test_the_same_for_many_more_lives(caplog):
 # --- broken twins ----------------------------------------------------------------------------------------------
 
 
-def caught(monkeypatch: pytest.MonkeyPatch, twin: type[MetadataState], seeds: int = 300) -> str:
-    monkeypatch.setattr(manager_module, "MetadataState", twin)
+def caught(monkeypatch: pytest.MonkeyPatch, twin: type[MetadataPartition], seeds: int = 300) -> str:
+    monkeypatch.setattr(manager_module, "MetadataPartition", twin)
     for seed in range(seeds):
         try:
             World(seed).run()
@@ -268,24 +275,24 @@ def caught(monkeypatch: pytest.MonkeyPatch, twin: type[MetadataState], seeds: in
     return ""
 
 
-class Torn(MetadataState):
+class Torn(MetadataPartition):
     """What the lock hides comes to light: between cache and position the process may save and die."""
 
     cache_first: bool
 
-    def absorb(self, partition, events):
+    def absorb(self, events):
         done = AppliedEvents(0, [], [], gap=False)
         for event in events:
-            before = self.progress(partition)
-            if before.is_followed and before.next == event[0]:
+            before = self.next
+            if self.is_followed and before == event[0]:
                 if self.cache_first:
-                    done = super().absorb(partition, [event])
-                after = replace(before, next=event[0] + 1)
-                self._progress[partition] = before if self.cache_first else after
+                    done = super().absorb([event])
+                after = event[0] + 1
+                self.next = before if self.cache_first else after
                 tear(self)
-                self._progress[partition] = after if self.cache_first else before
-            if not self.cache_first or self.progress(partition) == before:
-                done = super().absorb(partition, [event])
+                self.next = after if self.cache_first else before
+            if not self.cache_first or self.next == before:
+                done = super().absorb([event])
         return done
 
 
@@ -305,10 +312,10 @@ TEARS = random.Random(5)
 SAVERS: dict[int, MetadataManager] = {}
 
 
-def tear(state: MetadataState) -> None:
+def tear(partition: MetadataPartition) -> None:
     """Now and then: save, and die."""
-    if TEARS.random() < 0.05 and id(state) in SAVERS:
-        SAVERS[id(state)]._rounds.save()
+    if TEARS.random() < 0.05 and id(partition) in SAVERS:
+        SAVERS[id(partition)]._rounds.save()
         raise Crash("between cache and position")
 
 
@@ -318,7 +325,7 @@ def torn(monkeypatch):
 
     def init(self, *args, **options):
         real(self, *args, **options)
-        SAVERS[id(self._state)] = self
+        SAVERS.update((id(each), self) for each in self._partitions)
 
     monkeypatch.setattr(MetadataManager, "__init__", init)
     TEARS.seed(5)
@@ -337,16 +344,16 @@ def test_a_cache_that_goes_before_the_position_is_not_harmed_by_the_same(monkeyp
     assert caught(monkeypatch, CacheFirst, 10) == ""
 
 
-class OldTarget(MetadataState):
+class OldTarget(MetadataPartition):
     """The readiness target of the first assignment is kept for later ones."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.first: dict[int, int] = {}
+        self.first: int | None = None
 
-    def set_target(self, partition, target):
-        kept = None if target is None else self.first.setdefault(partition, target)
-        super().set_target(partition, kept)
+    def set_target(self, target):
+        self.first = target if self.first is None else self.first
+        super().set_target(None if target is None else self.first)
 
 
 @pytest.mark.matrix
@@ -355,19 +362,18 @@ def test_a_target_that_is_not_fetched_again_is_caught(monkeypatch, caplog):
     assert "what was there when it was assigned" in caught(monkeypatch, OldTarget)
 
 
-class HalfSnapshot(MetadataState):
+class HalfSnapshot(MetadataPartition):
     """The snapshot has the position of now, and the cache of the snapshot before."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.before: dict[int, PartitionCopy] = {}
+        self.before: PartitionCopy | None = None
 
-    def take(self, partition):
-        now = super().take(partition)
+    def take(self):
+        now = super().take()
         if now is None:
             return None
-        before = self.before.get(partition, now)
-        self.before[partition] = now
+        before, self.before = self.before or now, now
         return PartitionCopy(now.next, before.tables)
 
 
@@ -376,12 +382,12 @@ def test_a_snapshot_of_the_position_without_its_cache_is_caught(monkeypatch, cap
     assert "full replay" in caught(monkeypatch, HalfSnapshot)
 
 
-class Stale(MetadataState):
+class Stale(MetadataPartition):
     """What a dropped partition once held is served when it is assigned again, before it is aimed."""
 
-    def ask(self, partition, question):
-        gate = super().ask(partition, question)
-        return Ready(question(self._caches[partition])) if isinstance(gate, Unassigned) else gate
+    def ask(self, question):
+        gate = super().ask(question)
+        return Ready(question(self._cache)) if isinstance(gate, Unassigned) else gate
 
 
 def test_an_answer_for_a_partition_that_is_not_followed_is_caught(monkeypatch, caplog):
@@ -419,7 +425,7 @@ def test_wherever_a_snapshot_is_cut_short_the_next_manager_is_right(reach, caplo
         for upto in range(manager.committed_offset(1) + 3, len(told) + 1, 2):
             manager._follower._apply(1, [each for each in taken if each.offset < upto])
             manager._rounds.save()
-            if not manager._state.is_unsaved:
+            if not manager._rounds.is_unsaved:
                 notes.append(manager.committed_offset(1))
 
     def check(disk: SimulatedDisk, notes: list[int]) -> None:

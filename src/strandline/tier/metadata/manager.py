@@ -6,10 +6,11 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Final, Self, TypeVar
 
-from strandline.errors import InvalidInput, LogClosed, NotReady, StrandlineError
-from strandline.formats.segment.events import metadata_partition
+from strandline.errors import CommitTimedOut, InvalidInput, LogClosed, NotReady, StrandlineError
+from strandline.formats.segment.events import encode_event, metadata_partition
 from strandline.log.topic.contract import Topic, check_partition
 from strandline.model.addresses import Address, as_address
 from strandline.model.arguments import Duration, Timeout, checked
@@ -26,12 +27,13 @@ from strandline.storage.closing import Closing
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 from strandline.tier.metadata.cache import SegmentCache
-from strandline.tier.metadata.events import Assigner, EventFollower, EventPublisher
+from strandline.tier.metadata.events import EventFollower, checking
 from strandline.tier.metadata.rounds import MetadataRounds
 from strandline.tier.metadata.snapshot import MetadataSnapshots
 from strandline.tier.metadata.state import (
     CatchingUp,
-    MetadataState,
+    MetadataPartition,
+    PositionWaiter,
     Readiness,
     Ready,
     Unassigned,
@@ -71,15 +73,14 @@ class MetadataManager(Closing):
         self._count = events.partition_count
         self._routes: dict[tuple[int, int], int] = {}
         """Metadata partition by log partition: hashing costs half a lookup."""
-        self._state = MetadataState(self._count, {} if snapshots is None else snapshots.load())
+        held = {} if snapshots is None else snapshots.load()
+        self._partitions = [MetadataPartition(number, *held.get(number, ())) for number in range(self._count)]
         self._subscription, assignment = events.subscribe()
-        self._assigner = Assigner(events, assignment, self._state)
-        sent: dict[bytes, SegmentEvent] = {}
-        self._follower = EventFollower(self._subscription, self._assigner, self._state, sent)
+        self._sent: dict[bytes, SegmentEvent] = {}
+        """Events in flight by their bytes: the follower need not decode them again."""
+        self._follower = EventFollower(events, self._partitions, self._subscription, assignment, self._sent)
         self._rounds = MetadataRounds(self._follower, snapshots, interval, env.clock, background)
-        self._publisher = EventPublisher(
-            events, self._state, self._assigner, self._rounds.wait, env.clock.monotonic, patience, sent
-        )
+        self._patience, self._monotonic = patience, env.clock.monotonic
         self._closing = threading.Lock()
         self._origin = Origin("The metadata manager", self)
         # Its threads do not refer to the manager: one that is dropped unclosed is garbage-collected, and ends them.
@@ -121,15 +122,15 @@ class MetadataManager(Closing):
         wanted = {check_partition(partition, self._count) for partition in partitions}
         if self._rounds.closed.is_set():
             raise LogClosed("The metadata manager is closed: no partition was assigned. Start another one.")
-        self._assigner.reconcile(wanted)
+        self._follower.reconcile(wanted)
 
     def assigned_partitions(self) -> list[int]:
         """The metadata partitions that this node follows, ascending."""
-        return self._state.partitions_where(lambda progress: progress.assigned)
+        return [each.number for each in self._partitions if each.assigned]
 
     def committed_offset(self, partition: int) -> int:
         """The offset of the last applied event of a metadata partition; -1 without any."""
-        return self._state.progress(check_partition(partition, self._count)).next - 1
+        return self._partitions[check_partition(partition, self._count)].next - 1
 
     def metadata_partition(self, partition: TopicPartition) -> int:
         """The metadata partition that has the events of a log partition."""
@@ -148,7 +149,7 @@ class MetadataManager(Closing):
         The lookup holds the follower's lock: it must be quick, return values (a list rather than an iterator), and not
         call the manager.
         """
-        return self._state.ask(self.metadata_partition(partition), question)
+        return self._partitions[self.metadata_partition(partition)].ask(question)
 
     def current(
         self, partition: TopicPartition, question: Callable[[SegmentCache], T], *, timeout: Timeout = PATIENCE
@@ -158,34 +159,41 @@ class MetadataManager(Closing):
         Tiering, deletion and readers use it. ``NotReady``, which is retryable, if the partition is not assigned or
         was not applied in time; ``LogClosed`` after closing.
         """
-        number = self.metadata_partition(partition)
-        waiter = self._state.expect(number)
-        try:
+        known = self._partitions[self.metadata_partition(partition)]
+        with ExitStack() as stack:
+            waiter = self._expected(known, stack)
             try:
-                end = self.events.bounds(number).next
+                end = self.events.bounds(known.number).next
             except StrandlineError as error:
                 raise NotReady(
-                    f"The high-water mark of metadata partition {number} cannot be fetched; try again: {error}"
+                    f"The high-water mark of metadata partition {known.number} cannot be fetched; try again: {error}"
                 ) from error
             if end < waiter.since:
-                self._assigner.replay(number, f"{waiter.since} events are applied and there are only {end}")
-                raise not_ready(
-                    CatchingUp(number, "its topic was created again and is replayed; ask again in a moment")
-                )
-            self._state.wake_at(waiter, end)
-            self._rounds.wait(waiter, timeout)
-            if waiter.error is not None:
-                raise waiter.error
-            if not waiter.woken.is_set():
+                why = f"{waiter.since} events are applied and there are only {end}"
+                raise self._created_again(known, why, "ask again in a moment")
+            known.wake_at(waiter, end)
+            if not self._rounds.wait(waiter, self._monotonic() + timeout):
                 why = f": {self._rounds.failure.rstrip('.')}" if self._rounds.failure else ""
-                raise not_ready(CatchingUp(number, f"it was not applied up to {end} in {timeout} s{why}; ask again"))
-        finally:
-            self._state.release(waiter)
-        match self._state.ask(number, question):
+                late = f"it was not applied up to {end} in {timeout} s{why}; ask again"
+                raise not_ready(CatchingUp(known.number, late))
+        match known.ask(question):
             case Ready(answer):
                 return answer
             case readiness:
                 raise not_ready(readiness)
+
+    @staticmethod
+    def _expected(
+        partition: MetadataPartition, stack: ExitStack, check: Callable[[SegmentCache], None] | None = None
+    ) -> PositionWaiter:
+        waiter = partition.expect(check)
+        stack.callback(partition.release, waiter)
+        return waiter
+
+    def _created_again(self, partition: MetadataPartition, why: str, then: str) -> NotReady:
+        """Another topic than the one that was followed: the cache does not belong to it."""
+        self._follower.replay(partition.number, why)
+        return not_ready(CatchingUp(partition.number, f"its topic was created again and is replayed; {then}"))
 
     def segment_for(self, partition: TopicPartition, term: int, offset: int) -> SegmentMetadata | None:
         """The segment with an offset in a term; None without one, or if this node does not follow the partition."""
@@ -260,7 +268,43 @@ class MetadataManager(Closing):
         for event in events:
             place = event.partition if isinstance(event, PartitionDelete) else event.segment.partition
             rows.setdefault(self.metadata_partition(place), []).append(event)
-        self._publisher.publish(rows)
+        waiting: list[tuple[MetadataPartition, PositionWaiter, list[bytes]]] = []
+        with ExitStack() as stack:
+            for number, row in rows.items():
+                # Before publishing: the follower may apply the event before this thread knows its offset.
+                waiter = self._expected(self._partitions[number], stack, checking(row))
+                payloads = [encode_event(event) for event in row]
+                stack.callback(lambda payloads: [self._sent.pop(each, None) for each in payloads], payloads)
+                self._sent.update(zip(payloads, row, strict=True))
+                waiting.append((self._partitions[number], waiter, payloads))
+            published = [(*each[:2], self._published(*each)) for each in waiting]
+            deadline = self._monotonic() + self._patience
+            refused = [error for each in published for error in self._applied(*each, deadline)]
+        if refused:
+            if len(events) > 1:
+                refused[0].add_note(f"{len(refused)} of {len(events)} events were refused; the others took effect.")
+            raise refused[0]
+
+    def _published(
+        self, partition: MetadataPartition, waiter: PositionWaiter, payloads: Sequence[bytes]
+    ) -> Sequence[int]:
+        offsets = self.events.publish_all(partition.number, payloads)
+        if offsets[0] < waiter.since:
+            why = f"{waiter.since} events are applied, and a new one is at {offsets[0]}"
+            raise self._created_again(partition, why, "publish the event again")
+        partition.wake_at(waiter, offsets[-1] + 1)
+        return offsets
+
+    def _applied(
+        self, partition: MetadataPartition, waiter: PositionWaiter, offsets: Sequence[int], deadline: float
+    ) -> list[InvalidInput]:
+        """The errors of the refused ones among these events, when all are applied."""
+        if not self._rounds.wait(waiter, deadline):
+            raise CommitTimedOut(
+                f"Event {offsets[-1]} of metadata partition {partition.number} is published, but this node had not "
+                f"applied it after {self._patience} s: look it up later, or publish the same again, which does no harm."
+            )
+        return partition.refusals(offsets)
 
     def step(self) -> bool:
         """One round without waiting: take, apply, retry, save if it is time. False if no event arrived.
@@ -279,7 +323,8 @@ class MetadataManager(Closing):
             return
         with self._closing:
             self._rounds.closed.set()
-            self._state.close()
+            for each in self._partitions:
+                each.close()
             self._subscription.close()
             self._rounds.join()
             self._rounds.save()

@@ -66,19 +66,21 @@ class MetadataRounds:
         self.tick()
         return came
 
-    def wait(self, waiter: PositionWaiter, timeout: float) -> None:
-        """Block until the waiter is woken or the time is over."""
+    def wait(self, waiter: PositionWaiter, deadline: float) -> bool:
+        """Block until the waiter is woken (True) or the time is over; raises the waiter's error."""
         if self.is_background:
-            self.clock.wait(waiter.woken, timeout)
-            return
-        deadline = self.clock.monotonic() + timeout
-        while not waiter.woken.is_set() and self.clock.monotonic() < deadline:
-            if not self.step() and not waiter.woken.is_set():
-                self.clock.sleep(_PAUSE)
+            self.clock.wait(waiter.woken, max(0.0, deadline - self.clock.monotonic()))
+        else:
+            while not waiter.woken.is_set() and self.clock.monotonic() < deadline:
+                if not self.step() and not waiter.woken.is_set():
+                    self.clock.sleep(_PAUSE)
+        if waiter.error is not None:
+            raise waiter.error
+        return waiter.woken.is_set()
 
     def tick(self) -> None:
         """Retry assignments, and save if it is time."""
-        self.follower.assigner.retry()
+        self.follower.retry()
         if self.clock.monotonic() >= self._due:
             self.save()
             self._due = self.clock.monotonic() + self.interval
@@ -86,7 +88,7 @@ class MetadataRounds:
     def save(self) -> None:
         """Take a snapshot if events were applied since the last; a failure is logged, and the next one retries."""
         with self._saving:
-            if self.snapshots is None or not self.follower.state.is_unsaved:
+            if self.snapshots is None or not self.is_unsaved:
                 return
             try:
                 taken = self._take()
@@ -94,15 +96,21 @@ class MetadataRounds:
             except Exception as error:  # noqa: BLE001 - the events are durable, and a snapshot only saves time
                 _LOGGER.warning("The snapshot of the segment cache failed, and is repeated: %s", error)
             else:
-                self.follower.state.saved(taken)
+                for each in self.follower.partitions:
+                    each.saved = taken[each.number].next if each.number in taken else 0
+
+    @property
+    def is_unsaved(self) -> bool:
+        """Whether any position moved since the last snapshot."""
+        return any(each.next != each.saved for each in self.follower.partitions)
 
     def _take(self) -> dict[int, PartitionCopy]:
+        """One partition after another, so that the follower waits for one copy at most."""
         taken = {}
-        for partition in self.follower.state.partitions_where(lambda progress: progress.next > 0):
-            each = self.follower.state.take(partition)
-            if each is not None:
-                taken[partition] = each
-            self.clock.sleep(_BREATH)  # a lock that is retaken at once starves the waiting threads
+        for each in self.follower.partitions:
+            if (copy := each.take()) is not None:
+                taken[each.number] = copy
+                self.clock.sleep(_BREATH)  # a lock that is retaken at once starves the waiting threads
         return taken
 
     def _taken(self, timeout: float) -> bool:

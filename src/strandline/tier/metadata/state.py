@@ -1,4 +1,4 @@
-"""State of all metadata partitions of a node: caches, positions and waiters, under one lock. No I/O.
+"""State of a metadata partition on a node: its cache, its position, and the threads that wait, under one lock. No I/O.
 
 The lock makes cache and position change together: an event is in the cache before the position passes it, no reader
 sees the moment between, and a snapshot copies both.
@@ -7,9 +7,9 @@ sees the moment between, and a snapshot copies both.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Generic, NamedTuple, TypeVar, final
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar, final
 
 import pyarrow as pa
 
@@ -47,8 +47,6 @@ class Ready(Generic[T_co]):
 Readiness = Unassigned | CatchingUp | Ready[T]
 """The outcome of a lookup."""
 
-READY: Final = Ready(None)
-
 
 def not_ready(readiness: Unassigned | CatchingUp) -> NotReady:
     """The readiness as a retryable error."""
@@ -60,43 +58,6 @@ def not_ready(readiness: Unassigned | CatchingUp) -> NotReady:
             )
         case CatchingUp(partition, why):
             return NotReady(f"Metadata partition {partition} is not ready: {why}.")
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionProgress:
-    """Position and assignment of one metadata partition, immutable."""
-
-    next: int = 0
-    """All events below it are applied to the cache."""
-    assigned: bool = False
-    target: int | None = None
-    """The high-water mark to reach before the partition answers; None until following has (re)started."""
-    trouble: str = ""
-    """Why following stopped, if it did. Dropping and adding the partition, or a restart, clears it."""
-
-    def readiness(self, partition: int) -> Readiness[None]:
-        """Whether the partition answers."""
-        if not self.assigned:
-            return Unassigned(partition)
-        if self.trouble:
-            return CatchingUp(partition, self.trouble)
-        if self.target is None:
-            return CatchingUp(partition, "its high-water mark could not be fetched yet; ask again in a moment")
-        if self.next < self.target:
-            return CatchingUp(
-                partition, f"it has applied {self.next} events of {self.target}; ask again when it has caught up"
-            )
-        return READY
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it is assigned and following has to (re)start."""
-        return self.assigned and self.target is None and not self.trouble
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether events are applied."""
-        return self.assigned and not self.trouble
 
 
 def plan_replay(position: int, bounds: Bounds) -> tuple[int, str]:
@@ -139,9 +100,8 @@ class AppliedEvents(NamedTuple):
 @final
 @dataclass(slots=True, eq=False)
 class PositionWaiter:
-    """A thread that waits until a partition is applied up to a position. Guarded by the state's lock."""
+    """A thread that waits until a partition is applied up to a position. Guarded by the partition's lock."""
 
-    partition: int
     since: int
     """The position when waiting began."""
     upto: int | None = None
@@ -150,108 +110,121 @@ class PositionWaiter:
     woken: threading.Event = field(default_factory=threading.Event)
 
 
-class MetadataState:
-    """Caches and positions of the metadata partitions of one topic. Thread-safe; blocks only for the lock.
+class MetadataPartition:
+    """Cache and position of one metadata partition of a topic. Thread-safe; blocks only for its lock.
 
-    Lookups run under the lock: they must be quick, and return values rather than iterators over a cache.
+    Lookups run under the lock: they must be quick, and return values rather than iterators over the cache.
     """
 
-    def __init__(self, count: int, held: Mapping[int, tuple[int, SegmentCache]] | None = None) -> None:
-        """Start unassigned, with the caches and positions of a snapshot."""
-        held = held or {}
+    def __init__(self, number: int, position: int = 0, cache: SegmentCache | None = None) -> None:
+        """Start unassigned, with the position and cache of a snapshot, if there is one."""
+        self.number = number
+        self.next = self.saved = position
+        """All events below ``next`` are applied to the cache, and all below ``saved`` are in a snapshot."""
+        self.assigned = False
+        self.target: int | None = None
+        """The high-water mark to reach before the partition answers; None until following has (re)started."""
+        self.trouble = ""
+        """Why following stopped, if it did. Dropping and adding the partition, or a restart, clears it."""
+        self._cache = cache or SegmentCache()
         self._lock = threading.RLock()
-        self._caches = [held[number][1] if number in held else SegmentCache() for number in range(count)]
-        self._progress = [PartitionProgress(held[number][0] if number in held else 0) for number in range(count)]
-        self._waiters: list[list[PositionWaiter]] = [[] for _ in range(count)]
-        # Refusals since the oldest waiter of a partition began: an event may be applied before its publisher
-        # knows its offset.
-        self._refused: list[dict[int, InvalidInput]] = [{} for _ in range(count)]
-        self._saved = self._positions()
+        self._waiters: list[PositionWaiter] = []
+        # Refusals since the oldest waiter began: an event may be applied before its publisher knows its offset.
+        self._refused: dict[int, InvalidInput] = {}
         self._closed = False
 
-    def ask(self, partition: int, question: Callable[[SegmentCache], T]) -> Readiness[T]:
-        """The answer, or why the partition has none."""
-        with self._lock:
-            readiness = self._progress[partition].readiness(partition)
-            return Ready(question(self._caches[partition])) if isinstance(readiness, Ready) else readiness
+    @property
+    def readiness(self) -> Readiness[None]:
+        """Whether the partition answers."""
+        if not self.assigned:
+            return Unassigned(self.number)
+        if self.trouble:
+            return CatchingUp(self.number, self.trouble)
+        if self.target is None:
+            return CatchingUp(self.number, "its high-water mark could not be fetched yet; ask again in a moment")
+        if self.next < self.target:
+            return CatchingUp(
+                self.number, f"it has applied {self.next} events of {self.target}; ask again when it has caught up"
+            )
+        return Ready(None)
 
-    def progress(self, partition: int) -> PartitionProgress:
-        """Position and assignment of a partition."""
-        return self._progress[partition]
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it is assigned and following has to (re)start."""
+        return self.is_followed and self.target is None
 
-    def partitions_where(self, choose: Callable[[PartitionProgress], bool]) -> list[int]:
-        """The partitions that the predicate selects, ascending."""
+    @property
+    def is_followed(self) -> bool:
+        """Whether events are applied."""
+        return self.assigned and not self.trouble
+
+    def ask(self, question: Callable[[SegmentCache], T]) -> Readiness[T]:
+        """The answer, or why there is none."""
         with self._lock:
-            return [number for number, progress in enumerate(self._progress) if choose(progress)]
+            readiness = self.readiness
+            return Ready(question(self._cache)) if isinstance(readiness, Ready) else readiness
 
     # --- assignment: one thread at a time ----------------------------------------------------------------------
 
-    def _change(self, partition: int, **changes: Any) -> None:
-        self._progress[partition] = replace(self._progress[partition], **changes)
-
-    def assign(self, partition: int) -> None:
-        """Assign a partition; it answers nothing before :meth:`set_target`."""
+    def assign(self) -> None:
+        """Assign the partition; it answers nothing before it has a target."""
         with self._lock:
-            self._change(partition, assigned=True, target=None, trouble="")
+            self.assigned, self.target, self.trouble = True, None, ""
 
-    def drop(self, partition: int) -> None:
-        """Unassign a partition: it answers nothing, applies nothing, and its waiters fail with ``NotReady``.
+    def drop(self) -> None:
+        """Unassign the partition: it answers nothing, applies nothing, and its waiters fail with ``NotReady``.
 
         Its position stays for a later assignment.
         """
         with self._lock:
-            self._change(partition, assigned=False, target=None, trouble="")
+            self.assigned, self.target, self.trouble = False, None, ""
             self._fail(
-                self._waiters[partition],
-                lambda number: NotReady(
-                    f"Metadata partition {number} was unassigned from this node: whether the event was accepted is not "
-                    "known here. Try again on a node that follows it: an applied event is not applied twice."
-                ),
+                lambda: NotReady(
+                    f"Metadata partition {self.number} was unassigned from this node: whether the event was accepted "
+                    "is not known here. Try again on a node that follows it: an applied event is not applied twice."
+                )
             )
 
-    def resume(self, partition: int, bounds: Bounds) -> tuple[int, str]:
+    def resume(self, bounds: Bounds) -> tuple[int, str]:
         """As :func:`plan_replay`; discards the cache first if its position is not in the topic any more."""
         with self._lock:
-            start, replay = plan_replay(self._progress[partition].next, bounds)
+            start, replay = plan_replay(self.next, bounds)
             if replay:
-                self.forget(partition)
-            self._change(partition, next=start, target=None)
+                self.forget()
+            self.next, self.target = start, None
             return start, replay
 
-    def set_target(self, partition: int, target: int | None) -> None:
+    def set_target(self, target: int | None) -> None:
         """Set the high-water mark: the partition is ready when all events below it are applied.
 
         None marks the partition for a restart; it answers nothing until then.
         """
-        with self._lock:
-            self._change(partition, target=target)
+        self.target = target
 
-    def forget(self, partition: int) -> None:
+    def forget(self) -> None:
         """Discard the cache: the partition is replayed from the first event."""
         with self._lock:
-            self._caches[partition] = SegmentCache()
-            self._change(partition, next=0, target=None)
+            self._cache, self.next, self.target = SegmentCache(), 0, None
 
-    def absorb(self, partition: int, events: Iterable[Decoded]) -> AppliedEvents:
-        """Apply the next events; skips events applied before, and all events of an unassigned partition.
+    def absorb(self, events: Iterable[Decoded]) -> AppliedEvents:
+        """Apply the next events; skips events applied before, and all events while unassigned.
 
         If the cache fails for a reason other than the event, its content cannot be trusted: the partition is emptied
         and stopped, and the error raised.
         """
         with self._lock:
-            if not self._progress[partition].is_followed:
+            if not self.is_followed:
                 return AppliedEvents(0, [], [], gap=False)
             try:
-                return self._absorb(partition, events)
+                return self._absorb(events)
             except Exception as error:
                 # Half an event may be in the cache; neither a reader nor a snapshot may see it.
-                self.forget(partition)
-                self._stop(partition, f"applying an event failed ({error!r}); drop it and add it again to replay it")
+                self.forget()
+                self._stop(f"applying an event failed ({error!r}); drop it and add it again to replay it")
                 raise
 
-    def _absorb(self, partition: int, events: Iterable[Decoded]) -> AppliedEvents:
-        apply, begin = self._caches[partition].apply, self._progress[partition].next
-        at, gap = begin, False
+    def _absorb(self, events: Iterable[Decoded]) -> AppliedEvents:
+        at, gap = self.next, False
         refused: list[tuple[int, InvalidInput]] = []
         skipped: list[tuple[int, CorruptData]] = []
         for offset, event in events:
@@ -264,40 +237,35 @@ class MetadataState:
                 skipped.append((offset, event))
             else:
                 try:
-                    apply(event)
+                    self._cache.apply(event)
                 except InvalidInput as error:
                     refused.append((offset, error))
             at += 1
-        self._passed(partition, at, refused)
-        return AppliedEvents(at - begin - len(skipped) - len(refused), refused, skipped, gap)
-
-    def _passed(self, partition: int, upto: int, refused: Sequence[tuple[int, InvalidInput]]) -> None:
-        """Advance the position after the cache, and wake the waiters."""
-        self._change(partition, next=upto)
-        waiters = self._waiters[partition]
-        if waiters:
-            self._refused[partition].update(refused)
-            for waiter in waiters:
-                if waiter.upto is not None and waiter.upto <= upto:
+        applied = at - self.next - len(skipped) - len(refused)
+        self.next = at  # after the cache
+        if self._waiters:
+            self._refused.update(refused)
+            for waiter in self._waiters:
+                if waiter.upto is not None and waiter.upto <= at:
                     waiter.woken.set()
+        return AppliedEvents(applied, refused, skipped, gap)
 
-    def stop(self, partition: int, offset: int, why: str) -> bool:
+    def stop(self, offset: int, why: str) -> bool:
         """Stop at the next event, which this version cannot apply; the partition answers nothing from here on.
 
         False, and no change, if ``offset`` is not the next event.
         """
         with self._lock:
-            progress = self._progress[partition]
-            if not progress.is_followed or progress.next != offset:
+            if not self.is_followed or self.next != offset:
                 return False
-            self._stop(partition, why)
+            self._stop(why)
             return True
 
-    def _stop(self, partition: int, why: str) -> None:
-        self._change(partition, trouble=why)
-        self._fail(self._waiters[partition], lambda number: not_ready(CatchingUp(number, why)))
+    def _stop(self, why: str) -> None:
+        self.trouble = why
+        self._fail(lambda: not_ready(CatchingUp(self.number, why)))
 
-    def expect(self, partition: int, check: Callable[[SegmentCache], None] | None = None) -> PositionWaiter:
+    def expect(self, check: Callable[[SegmentCache], None] | None = None) -> PositionWaiter:
         """Register a waiter before its target is known; refusals are remembered from now on.
 
         ``check`` gets the cache if the partition is ready. ``NotReady`` if it is not assigned or has stopped,
@@ -306,77 +274,53 @@ class MetadataState:
         with self._lock:
             if self._closed:
                 raise LogClosed("The metadata manager is closed; nothing was published. Start another one.")
-            progress = self._progress[partition]
-            readiness = progress.readiness(partition)
-            if isinstance(readiness, Unassigned) or (isinstance(readiness, CatchingUp) and progress.trouble):
+            readiness = self.readiness
+            if not isinstance(readiness, Ready) and not self.is_followed:
                 raise not_ready(readiness)
             if isinstance(readiness, Ready) and check is not None:
-                check(self._caches[partition])
-            waiter = PositionWaiter(partition, progress.next)
-            self._waiters[partition].append(waiter)
+                check(self._cache)
+            waiter = PositionWaiter(self.next)
+            self._waiters.append(waiter)
             return waiter
 
     def wake_at(self, waiter: PositionWaiter, upto: int) -> None:
         """Wake the waiter when all events below ``upto`` are applied; at once if they are."""
         with self._lock:
             waiter.upto = upto
-            if self._progress[waiter.partition].next >= upto:
+            if self.next >= upto:
                 waiter.woken.set()
 
-    def refusals(self, waiter: PositionWaiter, offsets: Sequence[int]) -> list[InvalidInput]:
+    def refusals(self, offsets: Sequence[int]) -> list[InvalidInput]:
         """The refusals of events at these offsets, in order."""
         with self._lock:
-            refused = self._refused[waiter.partition]
-            return [refused[offset] for offset in offsets if offset in refused] if refused else []
+            return [self._refused[offset] for offset in offsets if offset in self._refused]
 
     def release(self, waiter: PositionWaiter) -> None:
         """Remove a waiter, and the refusals remembered for it alone."""
         with self._lock:
-            waiters, refused = self._waiters[waiter.partition], self._refused[waiter.partition]
-            waiters.remove(waiter)
-            if refused:
-                oldest = min((other.since for other in waiters), default=None)
-                for offset in [offset for offset in refused if oldest is None or offset < oldest]:
-                    del refused[offset]
+            self._waiters.remove(waiter)
+            oldest = min((other.since for other in self._waiters), default=None)
+            for offset in [offset for offset in self._refused if oldest is None or offset < oldest]:
+                del self._refused[offset]
 
     def close(self) -> None:
         """Fail all waiters and refuse new ones; lookups still answer."""
         with self._lock:
             self._closed = True
-            for waiters in self._waiters:
-                self._fail(
-                    waiters,
-                    lambda number: OutcomeUnknown(
-                        f"The metadata manager was closed before metadata partition {number} was applied up to its "
-                        "event: the event may be published. Look it up, or publish the same again."
-                    ),
+            self._fail(
+                lambda: OutcomeUnknown(
+                    f"The metadata manager was closed before metadata partition {self.number} was applied up to its "
+                    "event: the event may be published. Look it up, or publish the same again."
                 )
+            )
 
-    def _fail(self, waiters: Sequence[PositionWaiter], error: Callable[[int], StrandlineError]) -> None:
-        for waiter in waiters:
+    def _fail(self, error: Callable[[], StrandlineError]) -> None:
+        for waiter in self._waiters:
             if not waiter.woken.is_set():
-                waiter.error = error(waiter.partition)
+                waiter.error = error()
                 waiter.woken.set()
 
-    def _positions(self) -> list[int]:
-        return [progress.next for progress in self._progress]
-
-    @property
-    def is_unsaved(self) -> bool:
-        """Whether any position moved since the last snapshot."""
+    def take(self) -> PartitionCopy | None:
+        """A consistent copy of the partition; None if nothing was applied."""
         with self._lock:
-            return self._positions() != self._saved
-
-    def take(self, partition: int) -> PartitionCopy | None:
-        """A consistent copy of a partition; None if nothing was applied.
-
-        One partition per call, so the follower waits for one copy at most.
-        """
-        with self._lock:
-            position = self._progress[partition].next
-            return PartitionCopy(position, self._caches[partition].to_tables()) if position else None
-
-    def saved(self, taken: Mapping[int, PartitionCopy]) -> None:
-        """Record that these copies are stored durably."""
-        with self._lock:
-            self._saved = [taken[number].next if number in taken else 0 for number in range(len(self._progress))]
+            return PartitionCopy(self.next, self._cache.to_tables()) if self.next else None
