@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
+from operator import attrgetter
 from typing import Final
 from uuid import UUID
 
@@ -23,18 +25,23 @@ _VERSION: Final = 8
 _HIGHEST: Final = 63
 
 
-def rows_with_proofs(writers: Iterable[tuple[WriterId, WriterState]]) -> Iterator[tuple[WriterId, WriterState]]:
+WriterRow = tuple[bytes, int, int, int, int, int]
+"""A writer id, and the numbers of its last append, in the order of :class:`~strandline.model.head.WriterState`."""
+_numbers_of: Final = attrgetter("number", "sequence", "first", "count", "listed")
+
+
+def rows_with_proofs(writers: Iterable[tuple[WriterId, WriterState]]) -> Iterator[WriterRow]:
     """The rows of a table of writers as they are stored: a proof follows the row of its source."""
     for writer, state in writers:
-        yield writer, state
+        yield (writer.bytes, *_numbers_of(state))
         proof = state.proof
         if proof is not None and proof.term >> 8 * _TERM_BYTES == 0:
             row = _MARK + writer.bytes[3:10] + proof.term.to_bytes(_TERM_BYTES, "big")
             low, high = proof.fingerprint & LARGEST_NUMBER, proof.fingerprint >> _HIGHEST
-            yield WriterId(UUID(bytes=row)), WriterState(low, state.sequence, proof.next, high, state.listed)
+            yield row, low, state.sequence, proof.next, high, state.listed
 
 
-def without_proof_rows(rows: Iterable[tuple[WriterId, WriterState]]) -> dict[WriterId, WriterState]:
+def without_proof_rows(rows: Iterable[WriterRow]) -> dict[WriterId, WriterState]:
     """The writers in stored rows; the state of a source has its proof.
 
     >>> source = WriterId(UUID(bytes=b"src000" + bytes([128] * 4) + bytes(6)))
@@ -43,17 +50,24 @@ def without_proof_rows(rows: Iterable[tuple[WriterId, WriterState]]) -> dict[Wri
     SourceProof(next=12, term=4, fingerprint=9223372036854775813)
     """
     writers: dict[WriterId, WriterState] = {}
-    proofs: list[tuple[WriterId, WriterState]] = []
-    for writer, state in rows:
-        if writer.bytes[:3] == _MARK and writer.bytes[6] >> 4 == _VERSION:
-            proofs.append((writer, state))
+    proofs: list[tuple[bytes, WriterState]] = []
+    for row, number, sequence, first, count, listed in rows:
+        state = WriterState(number, sequence, first, count, listed)
+        if row[:3] == _MARK and row[6] >> 4 == _VERSION:
+            proofs.append((row, state))
         else:
-            writers[writer] = state
+            writers[writer_id(row)] = state
     for row, held in proofs:
-        source = WriterId(UUID(bytes=_SOURCE + row.bytes[3:10] + bytes(_TERM_BYTES)))
+        source = WriterId(UUID(bytes=_SOURCE + row[3:10] + bytes(_TERM_BYTES)))
         last = writers.get(source)
         if last is not None and last.sequence == held.sequence and held.count <= 1:
-            term = int.from_bytes(row.bytes[10:], "big")
+            term = int.from_bytes(row[10:], "big")
             proof = SourceProof(held.first, term, held.count << _HIGHEST | held.number)
             writers[source] = replace(last, proof=proof)
     return writers
+
+
+@lru_cache(1024)
+def writer_id(data: bytes) -> WriterId:
+    """The writer id in these bytes; most are read many times."""
+    return WriterId(UUID(bytes=data))

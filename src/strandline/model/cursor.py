@@ -12,7 +12,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import InvalidInput
-from strandline.model.arguments import Positive, checked, shown, whole
+from strandline.model.arguments import Natural, Positive, checked, shown, whole
 
 LARGEST_FINGERPRINT: Final = (1 << 64) - 1
 
@@ -34,8 +34,8 @@ class Cursor:
     """
 
     log_id: UUID
-    next: int
-    term: int = 0
+    next: Natural
+    term: Natural = 0
     fingerprint: Annotated[int, whole(0, LARGEST_FINGERPRINT)] | None = field(default=None, compare=False)
 
     def at(self, offset: int) -> Cursor:

@@ -154,12 +154,7 @@ def cursor_fields(cursor: Cursor) -> dict[str, Any]:
 
 def read_cursor(fields: Mapping[str, Any]) -> Cursor:
     """The cursor in these fields; ``ValueError``, ``KeyError`` or ``TypeError`` for anything else."""
-    return Cursor(
-        msgspec.convert(fields["log_id"], UUID),
-        values.natural(fields["next"]),
-        values.natural(fields["term"]),
-        fingerprint_of(fields.get("fingerprint")),
-    )
+    return values.read_record(Cursor, fields, fingerprint=fingerprint_of(fields.get("fingerprint")))
 
 
 def write_fields(fields: Mapping[str, Any]) -> bytes:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Final
 
-from strandline.errors import CorruptData
-from strandline.formats.json.checked import decode_checked, encode_checked
+from strandline.formats.json.checked import damage, decode_checked, encode_checked
 from strandline.model.json_values import read_record
 from strandline.model.node import NodeState
 
@@ -23,11 +22,9 @@ def encode_node(state: NodeState) -> bytes:
 
 def decode_node(data: bytes, where: str) -> NodeState:
     """Decode a state; damage is ``CorruptData``, never a node without history."""
-    try:
-        fields = decode_checked(data, KIND, VERSION)
-        return read_record(NodeState, fields, optional=_ADDED)
-    except (KeyError, ValueError) as error:
-        raise CorruptData(
-            f"{where} is damaged: {error}. It holds the terms that this node must refuse, and nothing is done without "
-            "it: restore the file, or remove the node's folder and let it bootstrap again."
-        ) from error
+    with damage(
+        where,
+        "It holds the terms that this node must refuse, and nothing is done without it: restore the file, or remove "
+        "the node's folder and let it bootstrap again.",
+    ):
+        return read_record(NodeState, decode_checked(data, KIND, VERSION), optional=_ADDED)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from dataclasses import fields
 from itertools import chain
 from operator import attrgetter
-from typing import Final
+from typing import Final, TypeVar
 from uuid import UUID
 
 from strandline.errors import CorruptData, UnsupportedVersion
 from strandline.formats.checksum import crc32c
-from strandline.formats.source_proofs import rows_with_proofs, without_proof_rows
+from strandline.formats.source_proofs import WriterRow, rows_with_proofs, without_proof_rows, writer_id
 from strandline.formats.unpacker import U16, U32, Unpacker
 from strandline.model.arguments import LARGEST_NUMBER
-from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRanges, Pin, Trimmed, WriterId, WriterState
+from strandline.model.head import ChunkRef, Cut, Entry, Head, MetadataRanges, Pin, Trimmed
 from strandline.model.stamp import OpId, Stamped
+
+T = TypeVar("T")
 
 
 def pack_text(text: str) -> bytes:
@@ -45,6 +47,8 @@ _NUMBER_NAMES: Final = (
 )
 """The numbers of a head, as they are stored behind its revision."""
 _numbers_of: Final = attrgetter(*_NUMBER_NAMES)
+_entry_numbers: Final = attrgetter("sequence", "first", "count", "size", "oldest", "newest", "listed")
+_reference_numbers: Final = attrgetter(*(field.name for field in fields(ChunkRef)))
 _ENTRY = struct.Struct("<QQIQqqq16sQI")
 _RANGE = struct.Struct("<IqI")
 _NO_RANGES: Final = MetadataRanges()
@@ -71,10 +75,7 @@ def encode_head(state: Stamped[Head], tail: Iterable[bytes] | None = None) -> by
     ]
     for level in head.levels:
         parts += [pack_count(len(level)), *map(_pack_reference, level)]
-    rows = [
-        _WRITER.pack(writer.bytes, last.number, last.sequence, last.first, last.count, last.listed)
-        for writer, last in rows_with_proofs(head.writers.items())
-    ]
+    rows = [_WRITER.pack(*row) for row in rows_with_proofs(head.writers.items())]
     parts += [pack_count(len(rows)), *rows]
     parts.append(pack_count(len(head.slots)))
     for name, pin in head.slots.items():
@@ -91,25 +92,15 @@ def decode_head(data: bytes | memoryview, where: str) -> Stamped[Head]:
     log_id = source.uuid()
     numbers = source.fields(_NUMBERS)
     recent = tuple(OpId(source.uuid()) for _ in range(source.count(item_size=16)))
-    tail = tuple(_unpack_entry(source) for _ in range(source.count(item_size=_ENTRY.size)))
-    levels = tuple(
-        tuple(_unpack_reference(source) for _ in range(source.count(item_size=_REFERENCE.size)))
-        for _ in range(source.count(item_size=4))
-    )
-    rows = []
-    for _ in range(source.count(item_size=_WRITER.size)):
-        writer, *last = source.fields(_WRITER)
-        _in_range(source, *last)
-        rows.append((_writer_id(writer), WriterState(*last)))
+    tail = _each(source, _unpack_entry, _ENTRY.size)
+    levels = _each(source, lambda source: _each(source, _unpack_reference, _REFERENCE.size), U32.size)
+    rows = _each(source, _unpack_writer, _WRITER.size)
     slots: dict[str, Pin | None] = {}
     for _ in range(source.count(item_size=_SLOT.size)):
         name = source.text()
         position, mark = source.fields(_SLOT)
         slots[name] = None if position == _ABSENT else Pin(position, mark)
-    trimmed = []
-    for _ in range(source.count(item_size=_TRIMMED.size)):
-        location = source.text()
-        trimmed.append(Trimmed(location, *source.fields(_TRIMMED)))
+    trimmed = _each(source, lambda source: Trimmed(source.text(), *source.fields(_TRIMMED)), _TRIMMED.size)
     source.end()
     _in_range(source, *numbers)
     head = Head(
@@ -119,7 +110,7 @@ def decode_head(data: bytes | memoryview, where: str) -> Stamped[Head]:
         levels=levels,
         writers=without_proof_rows(rows),
         slots=slots,
-        trimmed=tuple(trimmed),
+        trimmed=trimmed,
     )
     return Stamped(head, numbers[0], recent)
 
@@ -133,7 +124,7 @@ def encode_chunk(items: tuple[Entry, ...] | tuple[ChunkRef, ...], level: int) ->
 def decode_entries(data: bytes | memoryview, where: str) -> tuple[Entry, ...]:
     """The entries of a chunk of level 0."""
     source = _opened_chunk(data, where, 0)
-    entries = tuple(_unpack_entry(source) for _ in range(source.count(item_size=_ENTRY.size)))
+    entries = _each(source, _unpack_entry, _ENTRY.size)
     source.end()
     return entries
 
@@ -141,7 +132,7 @@ def decode_entries(data: bytes | memoryview, where: str) -> tuple[Entry, ...]:
 def decode_references(data: bytes | memoryview, where: str, level: int) -> tuple[ChunkRef, ...]:
     """The references in a chunk of a level above 0."""
     source = _opened_chunk(data, where, level)
-    references = tuple(_unpack_reference(source) for _ in range(source.count(item_size=_REFERENCE.size)))
+    references = _each(source, _unpack_reference, _REFERENCE.size)
     source.end()
     return references
 
@@ -165,13 +156,12 @@ def decode_cut(data: bytes | memoryview, where: str) -> Cut:
     """Decode a cut."""
     source = _opened(data, where, _CUT_MAGIC)
     since, upto = source.fields(_CUT)
-    entries = tuple(_unpack_entry(source) for _ in range(source.count(item_size=_ENTRY.size)))
-    chunks = []
-    for _ in range(source.count(item_size=_LEVEL.size + _REFERENCE.size)):
-        (level,) = source.fields(_LEVEL)
-        chunks.append((level, _unpack_reference(source)))
+    entries = _each(source, _unpack_entry, _ENTRY.size)
+    chunks = _each(
+        source, lambda source: (source.fields(_LEVEL)[0], _unpack_reference(source)), _LEVEL.size + _REFERENCE.size
+    )
     source.end()
-    return Cut(since, upto, entries, tuple(chunks))
+    return Cut(since, upto, entries, chunks)
 
 
 class OtherLogsHead(CorruptData):
@@ -242,19 +232,13 @@ def _opened_chunk(data: bytes | memoryview, where: str, level: int) -> Unpacker:
     return source
 
 
+def _each(source: Unpacker, unpack: Callable[[Unpacker], T], size: int) -> tuple[T, ...]:
+    """A count, and that many items of at least this size."""
+    return tuple(unpack(source) for _ in range(source.count(item_size=size)))
+
+
 def _pack_entry(entry: Entry) -> bytes:
-    fixed = _ENTRY.pack(
-        entry.sequence,
-        entry.first,
-        entry.count,
-        entry.size,
-        entry.oldest,
-        entry.newest,
-        entry.listed,
-        entry.writer.bytes,
-        entry.number,
-        len(entry.metadata),
-    )
+    fixed = _ENTRY.pack(*_entry_numbers(entry), entry.writer.bytes, entry.number, len(entry.metadata))
     ranges = MetadataRanges.of(entry.metadata)
     leads = map(_RANGE.pack, ranges.starts, ranges.times, map(len, ranges.payloads))
     return b"".join((fixed, pack_text(entry.location), *chain.from_iterable(zip(leads, ranges.payloads, strict=True))))
@@ -265,7 +249,7 @@ def _unpack_entry(source: Unpacker) -> Entry:
     _in_range(source, sequence, first + count, size, number)
     location = source.text()
     metadata = _unpack_ranges(source, ranges) if ranges else _NO_RANGES
-    return Entry(sequence, location, first, count, size, oldest, newest, listed, _writer_id(writer), number, metadata)
+    return Entry(sequence, location, first, count, size, oldest, newest, listed, writer_id(writer), number, metadata)
 
 
 def _unpack_ranges(source: Unpacker, count: int) -> MetadataRanges:
@@ -275,16 +259,13 @@ def _unpack_ranges(source: Unpacker, count: int) -> MetadataRanges:
 
 
 def _pack_reference(reference: ChunkRef) -> bytes:
-    return _REFERENCE.pack(
-        reference.generation,
-        reference.first_sequence,
-        reference.next_sequence,
-        reference.first,
-        reference.next,
-        reference.size,
-        reference.listed_first,
-        reference.listed_last,
-    )
+    return _REFERENCE.pack(*_reference_numbers(reference))
+
+
+def _unpack_writer(source: Unpacker) -> WriterRow:
+    writer, *numbers = source.fields(_WRITER)
+    _in_range(source, *numbers)
+    return (writer, *numbers)
 
 
 def _unpack_reference(source: Unpacker) -> ChunkRef:
@@ -297,8 +278,3 @@ def _in_range(source: Unpacker, *numbers: int) -> None:
     """Refuse numbers that no log reaches: later arithmetic would overflow."""
     if max(numbers) > LARGEST_NUMBER:
         raise source.corrupt("holds numbers that no log reaches")
-
-
-@lru_cache(1024)
-def _writer_id(data: bytes) -> WriterId:
-    return WriterId(UUID(bytes=data))

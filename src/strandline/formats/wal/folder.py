@@ -154,10 +154,7 @@ def append_of(metadata: Mapping[bytes, bytes], where: str) -> tuple[WriterId, in
 
 def lead_metadata(log_id: UUID, writers: Iterable[tuple[WriterId, WriterState]]) -> dict[str, str]:
     """Metadata of a file's first frame: the log's identity, and the last append of each writer before it."""
-    rows = [
-        [writer.hex, state.number, state.sequence, state.first, state.count, state.listed]
-        for writer, state in rows_with_proofs(writers)
-    ]
+    rows = [[writer.hex(), *numbers] for writer, *numbers in rows_with_proofs(writers)]
     return {_LOG: str(log_id), _WRITERS: json.dumps(rows, separators=(",", ":"))}
 
 
@@ -165,7 +162,7 @@ def lead_of(metadata: Mapping[bytes, bytes], where: str) -> tuple[UUID, dict[Wri
     """The log that a file belongs to, and the last append of each writer before it."""
     try:
         rows = msgspec.convert(parse_json(metadata[_WRITERS.encode()]), list[_WriterRow])
-        found = ((row[0], WriterState(row[1], row[2], row[3], row[4], row[5])) for row in rows)
-        return UUID(metadata[_LOG.encode()].decode()), without_proof_rows(found)
+        found = without_proof_rows((row[0].bytes, *row[1:]) for row in rows)
+        return UUID(metadata[_LOG.encode()].decode()), found
     except (KeyError, ValueError) as error:
         raise CorruptData(f"{where} is damaged: its beginning cannot be read ({error!r}).") from error

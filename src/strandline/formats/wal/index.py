@@ -56,10 +56,8 @@ def encode_entry(entry: IndexEntry, chain: int) -> tuple[bytes, int]:
     """The entry's bytes, and the checksum that the next one continues."""
     rows = list(rows_with_proofs(entry.writers.items()))
     body = bytearray(_ENTRY.pack(entry.offset, entry.position, entry.term, entry.timestamp, len(rows)))
-    for writer, state in rows:
-        body += _WRITER.pack(
-            writer.bytes, state.number, state.sequence, state.first, state.count, state.listed
-        )  # fmt: skip
+    for row in rows:
+        body += _WRITER.pack(*row)
     chain = crc32c(bytes(body), chain)
     return bytes(body) + _CHECKSUM.pack(chain), chain
 
@@ -92,8 +90,5 @@ def _entry_at(data: bytes, at: int, chain: int) -> tuple[IndexEntry, int, int] |
     checksum = crc32c(data[at:end], chain)
     if _CHECKSUM.unpack_from(data, end)[0] != checksum:
         return None
-    writers = without_proof_rows(
-        (WriterId(UUID(bytes=writer)), WriterState(number, sequence, first, rows, listed))
-        for writer, number, sequence, first, rows, listed in _WRITER.iter_unpack(data[at + _ENTRY.size : end])
-    )
+    writers = without_proof_rows(_WRITER.iter_unpack(data[at + _ENTRY.size : end]))
     return IndexEntry(offset, position, term, timestamp, writers), end + _CHECKSUM.size, checksum
