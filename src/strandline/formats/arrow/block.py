@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import lru_cache
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -62,23 +63,18 @@ Parts = list[bytes | memoryview]
 """Bytes in pieces, written one after another without joining them in memory."""
 
 
-class _Gatherer:
+class _Gatherer(io.RawIOBase):
     """A file that collects Arrow's output: plain buffers are the record batch's own, not copies."""
-
-    closed = False
 
     def __init__(self) -> None:
         self.parts: Parts = []
 
-    def write(self, data: bytes | pa.Buffer) -> int:
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
         self.parts.append(data if isinstance(data, bytes) else memoryview(data).cast("B"))
         return len(data)
-
-    def flush(self) -> None:
-        """Does nothing: there is no buffer."""
-
-    def close(self) -> None:
-        """Does nothing."""
 
 
 def encode_page(batch: pa.RecordBatch, compression: Compression) -> Parts:

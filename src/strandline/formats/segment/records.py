@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -111,17 +112,15 @@ def _decode_header_names(table: pa.Table, where: str) -> pa.Table:
     return table.set_column(place, SEGMENT_SCHEMA.field("headers"), table.column(place).cast(HEADERS))
 
 
-class _SparseFile:
+class _SparseFile(io.RawIOBase):
     """A file-like object over some byte ranges; reading others is an error."""
-
-    closed = False
 
     def __init__(self, pieces: Sequence[tuple[ByteRange, bytes | memoryview]]) -> None:
         self._pieces = sorted(pieces, key=lambda piece: piece[0].start)
         self._starts = [piece.start for piece, _ in self._pieces]
         self._position = 0
 
-    def read(self, size: int) -> memoryview:
+    def read(self, size: int = -1) -> Any:
         number = bisect_right(self._starts, self._position) - 1
         piece, data = self._pieces[number]
         start = self._position - piece.start
@@ -142,6 +141,3 @@ class _SparseFile:
 
     def readable(self) -> bool:
         return True
-
-    def close(self) -> None:
-        return

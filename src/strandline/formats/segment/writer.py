@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 from uuid import UUID
 
@@ -42,7 +44,7 @@ _SMALL_PIECES: Final = 16
 class EncodedSegment:
     """A complete segment file: its buffers in order, its seal and its facts."""
 
-    parts: tuple[bytes, ...]
+    parts: tuple[bytes | memoryview, ...]
     seal: Seal
     facts: SegmentFacts
 
@@ -59,8 +61,10 @@ class SegmentWriter:
         self.next = start
         """The next expected offset."""
         self._group = min(_LARGEST_GROUP, max(_SMALLEST_GROUP, expected // _GROUPS))
-        self._sink = _RowGroupBuffer()
+        self._sink = io.BytesIO()
         self._writer = _parquet_writer(self._sink)
+        self._ends = [0]
+        """Where the row groups begin and end in the sink."""
         self._waiting: list[pa.RecordBatch] = []
         self._times: list[tuple[int, int]] = []
         """Listing time of each buffered batch, and the number of buffered records up to its end."""
@@ -73,11 +77,11 @@ class SegmentWriter:
     @property
     def size(self) -> int:
         """Estimated size of the file if it were finished now."""
-        return self._sink.size + int(self._bytes * self._ratio)
+        return self._ends[-1] + int(self._bytes * self._ratio)
 
     @property
     def _ratio(self) -> float:
-        return self._sink.size / self._decoded if self._decoded else 1.0
+        return self._ends[-1] / self._decoded if self._decoded else 1.0
 
     def add(
         self, batches: Sequence[pa.RecordBatch], *, term: int, listed: int, runs: Iterable[BatchRun] | None = None
@@ -148,7 +152,7 @@ class SegmentWriter:
         self._newest = newest if self._newest is None else max(self._newest, newest)
         table = table.append_column(SEGMENT_SCHEMA.field(LISTED), _listing(self._times))
         self._writer.write_table(table, row_group_size=self._rows)
-        self._sink.end_group()
+        self._ends.append(self._sink.tell())
         self._listed.append(self._times[-1][0])
         self._decoded += self._bytes
         self._waiting, self._times, self._rows, self._bytes = [], [], 0, 0
@@ -179,24 +183,21 @@ class SegmentWriter:
     def _sealed(self, facts: SegmentFacts) -> EncodedSegment:
         """The file with the checksum block, which needs the column positions in Parquet's footer."""
         where = "The new segment"
-        groups, rest = self._sink.groups, self._sink.rest()
-        footer = rest[len(rest) - footer_size(rest, where) :]
+        file = self._sink.getbuffer()
+        behind = len(file) - footer_size(file, where)
+        footer = bytes(file[behind:])
         parquet = pq.read_metadata(pa.BufferReader(b"PAR1" + footer))
-        sums, at = [], 0
-        for number, data in enumerate(groups):
-            view = memoryview(data)
-            chunks = chunks_of(parquet.row_group(number), [0] * len(parquet.schema))
-            sums.append([crc32c(view[chunk.start - at : chunk.next - at]) for chunk in chunks])
-            at += len(data)
-        parts = [*groups, rest[: len(rest) - len(footer)]]
-        before = 0
-        for part in parts:
-            before = crc32c(part, before)
+        groups = [
+            chunks_of(parquet.row_group(number), [0] * len(parquet.schema)) for number in range(len(self._listed))
+        ]
+        sums = [[crc32c(file[chunk.start : chunk.next]) for chunk in chunks] for chunks in groups]
+        before = crc32c(file[:behind])
         tail = encode_block(sums, self._listed, before, footer) + footer
-        size = sum(map(len, parts)) + len(tail)
+        size = behind + len(tail)
         if size > LARGEST_SEGMENT:
             raise InvalidInput(f"A segment of {size:,} bytes does not fit into events: close it below 2 GiB.")
         decode_tail(tail, where)  # an unreadable segment must not be stored
+        parts = [file[start:end] for start, end in pairwise((*self._ends, behind))]
         return EncodedSegment((*parts, tail), Seal(size, crc32c(tail, before), len(tail), crc32c(tail)), facts)
 
 
@@ -208,7 +209,7 @@ def _listing(times: Sequence[tuple[int, int]]) -> pa.Array:
     return pc.run_end_decode(runs).view(TIMESTAMP)
 
 
-def _parquet_writer(sink: _RowGroupBuffer) -> Any:
+def _parquet_writer(sink: io.BytesIO) -> Any:
     return pq.ParquetWriter(
         pa.PythonFile(sink, mode="w"),
         SEGMENT_SCHEMA,
@@ -222,35 +223,3 @@ def _parquet_writer(sink: _RowGroupBuffer) -> Any:
         data_page_size=_LARGEST_GROUP // 4,
         sorting_columns=[pq.SortingColumn(0)],
     )
-
-
-class _RowGroupBuffer:
-    """Collects Parquet's output, each row group as one buffer."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self.groups: list[bytes] = []
-        self.size = 0
-        self._pieces: list[bytes] = []
-
-    def write(self, data: bytes) -> int:
-        self._pieces.append(bytes(data))
-        self.size += len(data)
-        return len(data)
-
-    def end_group(self) -> None:
-        self.groups.append(self.rest())
-        self._pieces = []
-
-    def rest(self) -> bytes:
-        return b"".join(self._pieces)
-
-    def tell(self) -> int:
-        return self.size
-
-    def flush(self) -> None:
-        return
-
-    def close(self) -> None:
-        return
