@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from uuid import UUID
 
 import pyarrow as pa
@@ -249,10 +249,3 @@ class ModelClock:
 
     def sleep(self, seconds: float) -> None:
         """Time passes by a move of its own."""
-
-
-@dataclass(frozen=True)
-class ModelEnv:
-    """What a watch asks of its environment."""
-
-    clock: ModelClock

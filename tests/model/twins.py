@@ -59,7 +59,7 @@ class ResumesFromMemory(AppliedWatch):
         return self.engine._read
 
     def _begin(self, resume: Resume) -> Began:
-        memory = self.clock.stage.world.memory  # type: ignore[attr-defined]
+        memory = self.env.clock.stage.world.memory  # type: ignore[attr-defined]
         return AppliedWatch._begin(self, resume) if memory is None else Began(memory)
 
 

@@ -23,12 +23,12 @@ from strandline.followers.events import StoreBatch as StoreAction
 from strandline.followers.watch.run import AppliedWatch, Options, Resume
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Prefix, Scope, Updates
+from strandline.storage.env import Env
 from strandline.storage.retry import Backoff
 from tests.model.explorer import Model, Move
 from tests.model.stage import (
     ModelApply,
     ModelClock,
-    ModelEnv,
     ModelExports,
     ModelReader,
     ModelStore,
@@ -107,7 +107,7 @@ class WatchModel:
             evicted="drop",
             exports=ModelExports(stage),  # type: ignore[arg-type]
         )
-        self.made = lambda: self.scenario.watch(*doubles, options, None, ModelEnv(ModelClock(stage)), _never)  # type: ignore[arg-type]
+        self.made = lambda: self.scenario.watch(*doubles, options, None, Env(clock=ModelClock(stage)), _never)  # type: ignore[arg-type]
 
     def model(self) -> Model[State]:
         return Model(State(self._initial(), None), self.moves, self.fingerprint, self.invariant, self.final)
