@@ -39,7 +39,6 @@ from strandline.model.keyed import (
     KeyVersion,
     Prefix,
     Scope,
-    Update,
     as_bytes,
     as_key,
 )
@@ -100,14 +99,14 @@ class LogKeyValue:
 
     def get(self, key: Key) -> bytes | None:
         """The value, None if the key is absent."""
-        found = self._fold.get(as_key(key))
-        return None if found is None else found[0]
+        found = self.entry(key)
+        return None if found is None else found.value
 
     def entry(self, key: Key) -> KeyValueEntry | None:
         """The value with its version, None if the key is absent."""
         name = as_key(key)
-        found = self._fold.get(name)
-        return None if found is None else _entry(name, found)
+        _, found = self._fold.present([name])
+        return _entry(name, found[name]) if found else None
 
     def keys(self, prefix: Key = b"") -> list[bytes]:
         """The present keys with the prefix, sorted."""
@@ -127,8 +126,7 @@ class LogKeyValue:
     def watch(self, scope: Scope = EVERYTHING) -> LogKeyValueSubscription:
         """The current values in scope in version order, unknown versions first; then changes."""
         end, found = self._fold.within(scope)
-        found.sort(key=lambda item: (item[1][1], item[0]))
-        rows = [Update(Op.PUT, key, value, _known(version)) for key, (value, version) in found]
+        rows = [(version, key, value) for key, (value, version) in found]
         return LogKeyValueSubscription(self._log, scope, self._log.cursor_at(end), rows)
 
     def watch_from(self, scope: Scope, cursor: Cursor | None) -> LogKeyValueSubscription:
@@ -177,27 +175,29 @@ class LogKeyValue:
         with self._turn:
             self._waiting.append(change)
         try:
-            while not self._served(change):
+            while (outcome := self._served(change)) is None:
                 pass
         finally:
-            if not change.answered:  # interrupted: no other thread may make the change later
+            if change.outcome is None:  # interrupted: no other thread may make the change later
                 with self._turn, suppress(ValueError):
                     self._waiting.remove(change)
-        return change.result()
+        if isinstance(outcome, StrandlineError):
+            raise outcome
+        return outcome
 
-    def _served(self, change: _PendingChange) -> bool:
-        """Wait until the change is done (True), or become the leader and write for all waiting threads."""
+    def _served(self, change: _PendingChange) -> int | StrandlineError | None:
+        """Wait until the change has an outcome, or become the leader and write for all waiting threads."""
         group: list[_PendingChange] = []
         leading = False
         try:
             with self._turn:
-                self._turn.wait_for(lambda: change.answered or not self._busy)
-                if change.answered:
-                    return True
+                self._turn.wait_for(lambda: change.outcome is not None or not self._busy)
+                if change.outcome is not None:
+                    return change.outcome
                 leading = self._busy = True
                 group = _group(self._waiting)
             self._write(group)
-            return change.answered
+            return change.outcome
         finally:
             if leading:
                 with self._turn:
@@ -227,7 +227,7 @@ class LogKeyValue:
                 self._env.clock.sleep(_AMONG_OTHERS.pause(attempt, self._env.chance.jitter()))
                 continue
             for change, error in refused:  # only now: a refusal may depend on a change accepted in this group
-                change.error = error
+                change.outcome = error
             return
         raise Contended(
             f"The log was changed by others at each of {_AMONG_OTHERS.attempts} tries to change {group[0].key!r} under "
@@ -243,7 +243,7 @@ class LogKeyValue:
         )
         first = self._append(batch, expect)
         for version, change in enumerate(group, first):
-            change.version = version
+            change.outcome = version
         self._fold.absorb(first, [(change.op, change.key, change.value) for change in group])
 
     def _append(self, batch: pa.RecordBatch, expect: int | None) -> int:
@@ -269,18 +269,8 @@ class _PendingChange:
     key: bytes
     value: bytes | None
     rule: Rule | None
-    version: int | None = None
-    error: StrandlineError | None = None
-
-    @property
-    def answered(self) -> bool:
-        return self.version is not None or self.error is not None
-
-    def result(self) -> int:
-        if self.error is not None:
-            raise self.error
-        assert self.version is not None  # noqa: S101 - it was answered
-        return self.version
+    outcome: int | StrandlineError | None = None
+    """Its version, or why it was not made; None while it waits."""
 
 
 def decide(
@@ -334,9 +324,9 @@ def _group(waiting: deque[_PendingChange]) -> list[_PendingChange]:
 
 def _answer(group: list[_PendingChange], error: StrandlineError) -> None:
     for change in group:
-        if not change.answered:
-            change.error = copy(error)  # each is raised in a thread of its own
-            change.error.__cause__ = error.__cause__
+        if change.outcome is None:
+            change.outcome = copy(error)  # each is raised in a thread of its own
+            change.outcome.__cause__ = error.__cause__
 
 
 def _plain(value: bytes | None) -> bytes:
@@ -348,8 +338,5 @@ def _plain(value: bytes | None) -> bytes:
 
 
 def _entry(key: bytes, held: VersionedValue) -> KeyValueEntry:
-    return KeyValueEntry(key, held[0], _known(held[1]))
-
-
-def _known(version: int) -> KeyVersion | None:
-    return None if version == UNKNOWN else version
+    value, version = held
+    return KeyValueEntry(key, value, None if version == UNKNOWN else version)

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Generator
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeAlias
-from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import Contended, CursorExpired, Gap, InvalidInput, NotFound, NullKey, StrandlineError
-from strandline.kv.contract import Ended, Listed
+from strandline.kv.local_watch import CurrentValue, LocalSubscription
 from strandline.log.contract import Log
 from strandline.log.read.planning import cursor_after
 from strandline.log.read.reading import fetch_in_order, read_spans
-from strandline.model.arguments import Positive, Timeout, checked
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
-from strandline.model.keyed import UNKNOWN, Scope, Update, Updates
+from strandline.model.keyed import UNKNOWN, Scope, Updates
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.model.sink import Store
-from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 
 VersionedValue: TypeAlias = tuple[bytes, int]
@@ -54,12 +50,6 @@ class LogFold:
             at = self._begin(bounds) if self._at is None else self._at
             self._at = at = self._read(at, bounds)
             return at.next
-
-    def get(self, key: bytes) -> VersionedValue | None:
-        """The value and version of a key at the end of the log; None if absent."""
-        with self._lock:
-            self.catch_up()
-            return self._held.get(key)
 
     def within(self, scope: Scope) -> tuple[int, list[tuple[bytes, VersionedValue]]]:
         """The end of the log, and all keys in scope there, unordered."""
@@ -177,37 +167,23 @@ class _WatchedChanges(NamedTuple):
 
 
 @bound_to_process()
-@checked(own=("__init__",))
-class LogKeyValueSubscription(Closing):
+class LogKeyValueSubscription(LocalSubscription):
     """A watch of a log. Arrow filters by scope; no row becomes a Python object here.
 
     For changes that are all out of scope, ``take`` returns empty :class:`Updates` with an advanced cursor.
     """
 
-    def __init__(self, log: Log, scope: Scope, cursor: Cursor, current: list[Update] | None) -> None:
+    def __init__(self, log: Log, scope: Scope, cursor: Cursor, current: list[CurrentValue] | None) -> None:
         """Use :meth:`~strandline.kv.log.LogKeyValue.watch`."""
+        super().__init__(cursor, current)
         self._log = log
         self._scope = scope
-        self._cursor = cursor
-        self._current = None if current is None else deque(current)
-        self._listed = Cursor(log.log_id, 0)
         self._rest: _WatchedChanges | None = None
         self._fetching: Generator[tuple[Span, list[pa.RecordBatch]], Any, None] | None = None
         self._at_end = False
-        self._closed = False
         self._origin = Origin(f"A watch of {log!r}", self)
 
-    @property
-    def stream(self) -> UUID:
-        """The identity of the log."""
-        return self._log.log_id
-
-    def take(self, most: Positive, timeout: Timeout) -> Updates | Listed | Ended | None:
-        """The next changes, up to ``most``; None if none arrived in time."""
-        if self._closed:
-            raise InvalidInput("This watch is closed: open another one.")
-        if self._current is not None:
-            return self._initial(self._current, most)
+    def _changes(self, most: int, timeout: float) -> Updates | None:
         # After an empty take, wait for the log before planning: waiting backs off.
         taken = None if self._at_end and timeout > 0 else self._gather(most)
         if taken is None and timeout > 0 and self._log.wait(self._cursor, timeout) and not self._closed:
@@ -217,16 +193,8 @@ class LogKeyValueSubscription(Closing):
 
     def close(self) -> None:
         """Close the watch; the log stays open."""
-        self._closed = True
+        super().close()
         self._drop_plan()
-
-    def _initial(self, current: deque[Update], most: int) -> Updates | Listed:
-        if not current:
-            self._current = None
-            return Listed(self._cursor)
-        given = Updates.of([current.popleft() for _ in range(min(most, len(current)))], self._listed)
-        self._listed = given.upto or self._listed
-        return given
 
     def _gather(self, most: int) -> Updates | None:
         """The available changes of one plan; the position advances past them, and stays if this raises."""

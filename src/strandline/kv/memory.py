@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
-from strandline.errors import AlreadyExists, Conflict, CursorExpired, Gap, InvalidInput
-from strandline.kv.contract import Ended, KeyListing, Listed
+from strandline.errors import AlreadyExists, Conflict, CursorExpired, Gap
+from strandline.kv.contract import Ended, KeyListing
+from strandline.kv.local_watch import CurrentValue, LocalSubscription
 from strandline.model.arguments import Positive, Timeout, checked, shown
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Key, KeyValueEntry, KeyVersion, Scope, Updates, as_bytes, as_key
 from strandline.model.records import Op
-from strandline.storage.closing import Closing
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
 
@@ -199,8 +199,7 @@ class MemoryKeyValue:
         """The current values in scope, then changes."""
         with self._lock:
             found = [(version, key, value) for key, (value, version) in self._state.items() if key in scope]
-            found.sort()
-            return MemoryKeyValueSubscription(self, scope, self._next, found)
+            return MemoryKeyValueSubscription(self, scope, Cursor(self._stream, self._next), found)
 
     def watch_from(self, scope: Scope, cursor: Cursor | None) -> MemoryKeyValueSubscription:
         """Changes at or after the cursor."""
@@ -217,7 +216,7 @@ class MemoryKeyValue:
                     f"The cursor is at {cursor.next}, and the key-value store holds changes {first} up to "
                     f"{self._next}: start a full watch."
                 )
-            return MemoryKeyValueSubscription(self, scope, cursor.next, None)
+            return MemoryKeyValueSubscription(self, scope, cursor, None)
 
     def changes(self, scope: Scope, position: int, most: Positive, timeout: Timeout) -> Updates | Ended | None:
         """The changes from a position on; for subscriptions."""
@@ -251,46 +250,18 @@ class MemoryKeyValue:
 
 @bound_to_process()
 @checked
-class MemoryKeyValueSubscription(Closing):
+class MemoryKeyValueSubscription(LocalSubscription):
     """A watch of a key-value store in memory."""
 
-    def __init__(
-        self, kv: MemoryKeyValue, scope: Scope, position: int, current: list[tuple[int, bytes, bytes]] | None
-    ) -> None:
+    def __init__(self, kv: MemoryKeyValue, scope: Scope, cursor: Cursor, current: list[CurrentValue] | None) -> None:
         """Use :meth:`MemoryKeyValue.watch`."""
+        super().__init__(cursor, current)
         self._kv = kv
         self._scope = scope
-        self._position = position
-        self._current = current
-        self._given = 0
-        self._closed = False
         self._origin = Origin("A watch of a key-value store in memory", self)
 
-    @property
-    def stream(self) -> UUID:
-        """The identity of the key-value store."""
-        return self._kv.stream
-
-    def take(self, most: Positive, timeout: Timeout) -> Updates | Listed | Ended | None:
-        """The next changes, up to ``most``; None if none arrived in time."""
-        if self._closed:
-            raise InvalidInput("This watch is closed: open another one.")
-        if self._current is not None:
-            return self._initial(self._current, most)
-        taken = self._kv.changes(self._scope, self._position, most, timeout)
+    def _changes(self, most: int, timeout: float) -> Updates | Ended | None:
+        taken = self._kv.changes(self._scope, self._cursor.next, most, timeout)
         if isinstance(taken, Updates) and taken.upto is not None:
-            self._position = taken.upto.next
+            self._cursor = taken.upto
         return taken
-
-    def _initial(self, current: list[tuple[int, bytes, bytes]], most: int) -> Updates | Listed:
-        rows = current[self._given : self._given + most]
-        if not rows:
-            self._current = None
-            return Listed(Cursor(self.stream, self._position))
-        self._given += len(rows)
-        versions, keys, values = zip(*rows, strict=True)
-        return Updates([Op.PUT] * len(rows), keys, values, versions, Cursor(self.stream, versions[-1] + 1))
-
-    def close(self) -> None:
-        """Close the watch."""
-        self._closed = True
