@@ -25,7 +25,7 @@ from strandline.kv.nats.connection import (
     NatsConnection,
     NoResponder,
     StreamState,
-    refusal,
+    granted,
 )
 from strandline.kv.nats.headers import parse_headers
 from strandline.kv.nats.watch import NatsSubscription, removal, scope_filters
@@ -150,9 +150,7 @@ class NatsKeyValue(Closing):
             # The server then writes a marker for each expired key; otherwise watchers would keep it.
             config |= {"allow_msg_ttl": True, "subject_delete_marker_ttl": max(age, NANOSECONDS)}
         what = f"Creating the bucket {self._bucket!r}"
-        answer = self._connection.run(self._connection.api(f"STREAM.CREATE.{self._stream}", config), what)
-        if "error" in answer and answer["error"].get("err_code") != NAME_TAKEN:
-            raise refusal(answer["error"], what)
+        self._connection.ask(f"STREAM.CREATE.{self._stream}", what, config, unless=NAME_TAKEN)
 
     def __repr__(self) -> str:
         return f"NatsKeyValue({self._bucket!r})"
@@ -222,22 +220,16 @@ class NatsKeyValue(Closing):
         except NoResponder:
             self._state()  # NotFound if the bucket does not exist
             raise
-        if "error" in answer:
-            raise refusal(answer["error"], what)
-        return int(answer["seq"])
+        return int(granted(answer, what)["seq"])
 
     def _last(self, key: bytes) -> Update | None:
         """The last change of a key: a value or a marker."""
-        what = f"Reading the key {shown(key)}"
         # From the leader, not from any replica: reads see writes.
-        question = self._connection.api(
-            f"STREAM.MSG.GET.{self._stream}", {"last_by_subj": self._subjects + key.decode()}
-        )
-        answer = self._connection.run(question, what)
-        if "error" in answer:
-            if answer["error"].get("err_code") == NO_MESSAGE:
-                return None
-            raise refusal(answer["error"], what)
+        body = {"last_by_subj": self._subjects + key.decode()}
+        what = f"Reading the key {shown(key)}"
+        answer = self._connection.ask(f"STREAM.MSG.GET.{self._stream}", what, body, unless=NO_MESSAGE)
+        if not answer:
+            return None
         message = answer["message"]
         head = base64.b64decode(message.get("hdrs", ""))
         op = removal(parse_headers(head)) if head else None

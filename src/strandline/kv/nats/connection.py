@@ -92,12 +92,6 @@ class StreamState:
     first: int
     last: int
 
-    @classmethod
-    def of_response(cls, stream: str, answer: Mapping[str, Any]) -> StreamState:
-        """Parse the server's response."""
-        state = answer["state"]
-        return cls(identity(stream, answer["created"]), int(state["first_seq"]), int(state["last_seq"]))
-
 
 def identity(stream: str, created: str) -> UUID:
     """The identity of a stream, from its name and creation time in nanoseconds: differs if it is created again.
@@ -115,8 +109,17 @@ def identity(stream: str, created: str) -> UUID:
     return uuid5(_IDENTITIES, f"{stream}/{seconds}{digits.ljust(9, '0')}")
 
 
-def refusal(error: Mapping[str, Any], what: str) -> StorageError | InvalidInput:
-    """The error for a server's error."""
+def granted(answer: dict[str, Any], what: str, *, unless: int | None = None) -> dict[str, Any]:
+    """The server's response; empty for its error ``unless``, and any other one is raised."""
+    error = answer.get("error")
+    if error is None:
+        return answer
+    if unless is not None and error.get("err_code") == unless:
+        return {}
+    raise _refusal(error, what)
+
+
+def _refusal(error: Mapping[str, Any], what: str) -> StorageError | InvalidInput:
     code, kind = error.get("code"), error.get("err_code")
     words = f"{what} failed at NATS: {error.get('description', 'no reason given')} ({kind})"
     if kind in _WRONG_LAST:
@@ -233,16 +236,17 @@ class NatsConnection:
         """A JetStream API request, on the loop; the response may hold an ``error``."""
         return await self.request(f"$JS.API.{name}", b"" if body is None else json.dumps(body).encode())
 
-    def ask(self, name: str, what: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """A JetStream API request; raises the server's error."""
-        answer = self.run(self.api(name, body), what)
-        if "error" in answer:
-            raise refusal(answer["error"], what)
-        return answer
+    def ask(
+        self, name: str, what: str, body: Mapping[str, Any] | None = None, *, unless: int | None = None
+    ) -> dict[str, Any]:
+        """A JetStream API request, :func:`granted`."""
+        return granted(self.run(self.api(name, body), what), what, unless=unless)
 
     def state(self, stream: str, what: str) -> StreamState:
         """The state of a stream; ``NotFound`` if it does not exist."""
-        return StreamState.of_response(stream, self.ask(f"STREAM.INFO.{stream}", what))
+        answer = self.ask(f"STREAM.INFO.{stream}", what)
+        state = answer["state"]
+        return StreamState(identity(stream, answer["created"]), int(state["first_seq"]), int(state["last_seq"]))
 
     def last(self, stream: str, subjects: Sequence[str], what: str) -> int:
         """The highest retained sequence number of these subjects; 0 without any."""
@@ -251,13 +255,8 @@ class NatsConnection:
             questions = (self.api(f"STREAM.MSG.GET.{stream}", {"last_by_subj": subject}) for subject in subjects)
             return list(await asyncio.gather(*questions))
 
-        found = 0
-        for answer in self.run(highest(), what):
-            if "error" not in answer:
-                found = max(found, int(answer["message"]["seq"]))
-            elif answer["error"].get("err_code") != NO_MESSAGE:
-                raise refusal(answer["error"], what)
-        return found
+        found = [granted(answer, what, unless=NO_MESSAGE) for answer in self.run(highest(), what)]
+        return max((int(answer["message"]["seq"]) for answer in found if answer), default=0)
 
     def listen(self, inbox: str, on_message: Callable[[Any], Awaitable[None]], wake: Callable[[], None]) -> Any:
         """Call ``on_message`` on the loop with every message to the inbox, and ``wake`` after a reconnect."""
@@ -295,13 +294,9 @@ class NatsConnection:
 
     def next_sequence(self, stream: str, since: int) -> int | None:
         """The sequence of the first retained message from a sequence on; None if there is none."""
-        what = f"Reading stream {stream}"
-        answer = self.run(self.api(f"STREAM.MSG.GET.{stream}", {"seq": since, "next_by_subj": ">"}), what)
-        if "error" not in answer:
-            return int(answer["message"]["seq"])
-        if answer["error"].get("err_code") == NO_MESSAGE:
-            return None
-        raise refusal(answer["error"], what)
+        body = {"seq": since, "next_by_subj": ">"}
+        answer = self.ask(f"STREAM.MSG.GET.{stream}", f"Reading stream {stream}", body, unless=NO_MESSAGE)
+        return int(answer["message"]["seq"]) if answer else None
 
     def close(self) -> None:
         """Close the connection and its thread. Idempotent, and allowed in a forked child."""
