@@ -36,7 +36,7 @@ def lazy(spec: ModuleSpec) -> tuple[Callable[[str], Any], Callable[[], list[str]
 
     >>> import strandline as sl
     >>> sl.values.Json.__module__, "Json" in dir(sl.values)
-    ('strandline.values.codecs.json', True)
+    ('strandline.values.codecs.structs', True)
     >>> sl.values.Cart
     Traceback (most recent call last):
     AttributeError: module 'strandline.values' has no attribute 'Cart'

@@ -19,7 +19,7 @@ from strandline.errors import InvalidInput, SchemaRefused
 from strandline.formats.json.records import is_record, parse_record, record_table
 from strandline.model.records import RECORD_SCHEMA, Op, conform
 from strandline.storage.clock import CLOCK
-from strandline.values.codecs.json import Json
+from strandline.values.codecs.structs import Json
 from strandline.values.contract import Codec
 
 _READ_AT_ONCE: Final = 8 << 20

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from strandline.values.codecs.avro import Avro as Avro
     from strandline.values.codecs.envelopes import BeforeAfter as BeforeAfter
     from strandline.values.codecs.envelopes import Debezium as Debezium
-    from strandline.values.codecs.json import Json as Json
-    from strandline.values.codecs.messagepack import MessagePack as MessagePack
     from strandline.values.codecs.protobuf import Protobuf as Protobuf
     from strandline.values.codecs.raw import Raw as Raw
+    from strandline.values.codecs.structs import Json as Json
+    from strandline.values.codecs.structs import MessagePack as MessagePack
     from strandline.values.contract import Codec as Codec
     from strandline.values.contract import Decoded as Decoded
     from strandline.values.schema.evolution import Evolution as Evolution

@@ -17,16 +17,16 @@ from strandline.model.addresses import refuse_credentials
 from strandline.values.codecs.arrow import Arrow
 from strandline.values.codecs.avro import Avro
 from strandline.values.codecs.envelopes import BeforeAfter, Debezium
-from strandline.values.codecs.json import Json
-from strandline.values.codecs.messagepack import MessagePack
 from strandline.values.codecs.protobuf import Protobuf
 from strandline.values.codecs.raw import Raw
 from strandline.values.codecs.registry import RecordedAddress
+from strandline.values.codecs.structs import Json, MessagePack
 from strandline.values.contract import Codec
 from strandline.values.decoding import value_fields
 from strandline.values.schema.constraints import Constrained, read_constraints, tightened
 from strandline.values.schema.evolution import evolve
 from strandline.values.schema.recorded_fields import decode_schema, encode_schema
+from strandline.values.schema.schemas import parsed
 
 _MOST_BYTES: Final = 1 << 20
 """Limit on a recorded schema: each process that opens the log reads all of its versions."""
@@ -222,12 +222,8 @@ def _avro_description(codec: Avro) -> dict[str, Any]:
         refuse_credentials(registry, "give it the registry's address without them")
         found["registry"] = registry
     elif registry is not None:
-        found["schemas"] = {str(one): _avro_json(schema) for one, schema in registry.items()}
+        found["schemas"] = {str(one): parsed(schema) for one, schema in registry.items()}
     return found if number is None else {**found, "schema_id": number}
-
-
-def _avro_json(schema: Any) -> Any:
-    return json.loads(schema) if isinstance(schema, str) else schema
 
 
 @lru_cache(maxsize=64)

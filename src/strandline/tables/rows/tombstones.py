@@ -19,7 +19,7 @@ from strandline.errors import BadRecord, InvalidInput
 from strandline.model.records import Op
 from strandline.values.codecs.columns import null_rows
 from strandline.values.codecs.exact import decimal_fit
-from strandline.values.codecs.json import Json
+from strandline.values.codecs.structs import Json
 from strandline.values.contract import Codec, Decoded, bad_rows
 
 Tombstones: TypeAlias = Codec | Literal["key", "json", "dead-letters"]

@@ -19,7 +19,7 @@ from strandline.values.codecs.columns import check_memory
 from strandline.values.codecs.exact import OTHER_YEARS, cutting, field_of_other_years
 from strandline.values.codecs.rows import one_row, reason_of
 from strandline.values.contract import CodecValue, Columns, Decoded, bad_rows, check_values
-from strandline.values.schema.evolution import conform_columns, evolve
+from strandline.values.schema.evolution import conform_columns, evolve, one_batch
 from strandline.values.schema.json_schema import constraining_keyword
 from strandline.values.schema.schemas import as_schema
 from strandline.values.schema.union import SchemaUnion, placed
@@ -105,7 +105,7 @@ class Arrow(CodecValue):
             try:
                 batch, head = _read(value)
                 if head not in groups:
-                    groups[head] = self._admitted(batch.schema, union, head)
+                    groups[head] = self._group(batch.schema, union, head)
                 groups[head].rows.append(row)
                 groups[head].batches.append(batch)
             except _DAMAGE as error:
@@ -115,16 +115,18 @@ class Arrow(CodecValue):
         good = [found for group in groups.values() if (found := group.good(reasons)) is not None]
         return Decoded(_assembled(good, schema, len(values)), bad_rows(reasons))
 
-    def _admitted(self, given: pa.Schema, union: SchemaUnion, head: bytes) -> _Group:
-        """The values of a schema, if it can be merged with those before; all of them are bad otherwise."""
-        del head
+    def _group(self, given: pa.Schema, union: SchemaUnion, head: bytes) -> _Group:
+        """The values of a schema, if its columns can be taken; all of them are bad otherwise."""
         try:
-            fields = as_schema(given)
-            check_names(fields, self._longest)
-            union.add(fields)
+            return _Group(fields=self._taken(_named(given, self._longest), union, head))
         except SchemaRefused as error:
             return _Group(str(error))
-        return _Group(fields=fields)
+
+    def _taken(self, fields: pa.Schema, union: SchemaUnion, head: bytes) -> pa.Schema:
+        """The columns, merged with those before; ``SchemaRefused`` if they cannot be."""
+        del head
+        union.add(fields)
+        return fields
 
     @checked
     def encode(self, columns: Columns) -> pa.Array:
@@ -172,28 +174,21 @@ class TableArrow(Arrow):
         with suppress(*_DAMAGE):
             batch, head = (None, b"") if value is None else _read(value)
             if batch is not None and head not in self._refused:
-                fields = as_schema(batch.schema)
-                check_names(fields, self._longest)
-                if SchemaUnion(self._schema, self._most).uncovered(self._kept(fields)) is not None:
+                fields = self._kept(_named(batch.schema, self._longest))
+                if SchemaUnion(self._schema, self._most).uncovered(fields) is not None:
                     return head
         return None
 
-    def _admitted(self, given: pa.Schema, union: SchemaUnion, head: bytes) -> _Group:
+    def _taken(self, fields: pa.Schema, union: SchemaUnion, head: bytes) -> pa.Schema:
         if head in self._refused:
-            return _Group(self._refused[head])
-        try:
-            fields = as_schema(given)
-            check_names(fields, self._longest)
-            fields = self._kept(fields)
-        except SchemaRefused as error:
-            return _Group(str(error))
-        lacking = union.uncovered(fields)
-        if lacking is None:
-            return _Group(fields=fields)
-        return _Group(
-            f"The table has no column for its field '{lacking[:100]}', or one of another type: name it in the codec's "
-            "schema."
-        )
+            raise SchemaRefused(self._refused[head])
+        fields = self._kept(fields)
+        if (lacking := union.uncovered(fields)) is not None:
+            raise SchemaRefused(
+                f"The table has no column for its field '{lacking[:100]}', or one of another type: name it in the "
+                "codec's schema."
+            )
+        return fields
 
 
 def table_codec(codec: Arrow, columns: pa.Schema, values: Iterable[bytes | None], kept: Kept) -> TableArrow:
@@ -213,9 +208,7 @@ def table_codec(codec: Arrow, columns: pa.Schema, values: Iterable[bytes | None]
                 continue
             known.add(head)
             try:
-                fields = as_schema(fields) if value is not None else fields
-                check_names(fields, longest)
-                fields = kept(fields)
+                fields = kept(_named(fields, longest) if value is not None else fields)
                 union.check(fields)
                 kept(pa.schema([*[one for one in union.schema if one.name not in fields.names], *fields]))
                 union.add(fields)
@@ -282,7 +275,7 @@ class _Group:
         if self.refused is not None:
             reasons.update(dict.fromkeys(self.rows, self.refused))
             return None
-        columns = pa.Table.from_batches(self.batches).combine_chunks().to_batches()[0]
+        columns = one_batch(pa.Table.from_batches(self.batches))
         try:
             return self.rows, self._cast(columns)
         except ValueError:
@@ -295,9 +288,7 @@ class _Group:
                 reasons[row] = reason_of(error)
         if not good:
             return None
-        return [row for row, _ in good], pa.Table.from_batches([one for _, one in good]).combine_chunks().to_batches()[
-            0
-        ]
+        return [row for row, _ in good], one_batch(pa.Table.from_batches([one for _, one in good]))
 
     def _cast(self, columns: pa.RecordBatch) -> pa.RecordBatch:
         """The columns as they are given; ``ValueError`` if one of their values cannot be."""
@@ -309,7 +300,14 @@ class _Group:
         return pa.RecordBatch.from_arrays(arrays, schema=self.fields or columns.schema)
 
 
-def check_names(fields: Iterable[pa.Field], longest: int, path: str = "") -> None:
+def _named(given: pa.Schema, longest: int) -> pa.Schema:
+    """The columns of a value; ``SchemaRefused`` for those that no table can have."""
+    fields = as_schema(given)
+    _check_names(fields, longest)
+    return fields
+
+
+def _check_names(fields: Iterable[pa.Field], longest: int, path: str = "") -> None:
     """``SchemaRefused`` for names that tables have for themselves, or cannot have."""
     for one in fields:
         name = one.name
@@ -326,7 +324,7 @@ def check_names(fields: Iterable[pa.Field], longest: int, path: str = "") -> Non
         kind = one.type
         if pt.is_nested(kind):
             inside = [kind.field(at) for at in range(kind.num_fields)]
-            check_names(inside, longest, f"{path}{name}.")
+            _check_names(inside, longest, f"{path}{name}.")
 
 
 def _assembled(good: list[tuple[list[int], pa.RecordBatch]], schema: pa.Schema, count: int) -> pa.RecordBatch:

@@ -19,6 +19,7 @@ from strandline.values.codecs.columns import ColumnShape
 from strandline.values.codecs.registry import open_registry
 from strandline.values.codecs.rows import RowCodec
 from strandline.values.schema.avro_schema import avro_fields, check_writer, missing_default, plain_schema, to_avro
+from strandline.values.schema.evolution import is_list
 from strandline.values.schema.json_schema import constraining_keyword
 from strandline.values.schema.schemas import as_schema, parsed
 
@@ -200,7 +201,7 @@ def _shape(field: pa.Field, get: Callable[[Any], Any]) -> ColumnShape:
     kind = field.type
     if pt.is_struct(kind):
         return ColumnShape(field, get, _shapes(list(kind)), make=_maker(list(kind)))
-    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_map(kind):
+    if is_list(kind) or pt.is_map(kind):
         return ColumnShape(field, get, (_shape(kind.item_field if pt.is_map(kind) else kind.value_field, get),))
     if pt.is_decimal(kind):
         scale = kind.scale

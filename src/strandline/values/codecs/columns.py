@@ -15,6 +15,7 @@ import pyarrow.types as pt
 from strandline.errors import printable
 from strandline.values.codecs.exact import OTHER_YEARS, decimal_fit, is_in_years
 from strandline.values.codecs.misfits import misfit_of
+from strandline.values.schema.evolution import is_list
 
 Getter: TypeAlias = Callable[[Any], Any]
 """Takes a field's value out of a row, or of a struct inside it."""
@@ -95,19 +96,16 @@ class _Builder:
             return self._struct(shape, values, path, owner)
         if pt.is_map(kind):
             return self._map(shape, values, path, owner)
-        if pt.is_list(kind) or pt.is_large_list(kind):
+        if is_list(kind):
             return self._list(shape, values, path, owner)
         return self._leaf(shape, values, path, owner)
 
     def _struct(self, shape: ColumnShape, values: list[Any], path: str, owner: Owner) -> pa.Array:
-        mask = None
-        if None in values:
-            mask = pa.array([value is None for value in values], pa.bool_())
         children = []
         for part in shape.inside:
             name = f"{path}.{part.field.name}"
             children.append(self.build(part, self.taken(part, values, name, owner), name, owner))
-        return pa.StructArray.from_arrays(children, fields=list(shape.field.type), mask=mask)
+        return pa.StructArray.from_arrays(children, fields=list(shape.field.type), mask=_nulls(values))
 
     def _list(self, shape: ColumnShape, values: list[Any], path: str, owner: Owner) -> pa.Array:
         [item] = shape.inside

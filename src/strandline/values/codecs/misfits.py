@@ -22,13 +22,12 @@ Misfit: TypeAlias = Callable[[Any], str | None]
 """Why a value does not fit; None if it fits, or Arrow has to say."""
 
 _TIMESTAMP: Final = re.compile(
-    r"([0-9]{4})-([0-9]{2})-([0-9]{2})"
-    r"(?:[ T]([01][0-9]|2[0-3])(?::([0-5][0-9])(?::[0-5][0-9](?:\.[0-9]{1,9})?)?)?"
-    r"(Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)?)?",
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
+    r"(?:[ T](?:[01][0-9]|2[0-3])(?::[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{1,9})?)?)?"
+    r"(?:Z|[+-](?:[01][0-9]|2[0-3])(?::?[0-5][0-9])?)?)?",
     re.ASCII,
 )
-_ZONE: Final = re.compile(r"([+-][0-9]{2}):?([0-9]{2})?", re.ASCII)
-_DATE: Final = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})", re.ASCII)
+_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _MAX_FLOAT32: Final = 3.4028235677973366e38
@@ -73,33 +72,30 @@ def _timestamp(kind: pa.DataType) -> Misfit:
     match, has_zone, is_outside = _TIMESTAMP.fullmatch, kind.tz is not None, _outside(kind)
 
     def test(value: str) -> str | None:
-        found = match(value)
-        if found is None or not _is_day(*found.group(1, 2, 3)):
+        moment = None
+        if match(value):
+            with suppress(ValueError):
+                moment = dt.datetime.fromisoformat(value)
+        if moment is None:
             return f"{value[:_SHOWN]!r} is no timestamp (RFC 3339)"
-        if (found[6] is not None) != has_zone:
+        if (moment.tzinfo is not None) != has_zone:
             return f"{value[:_SHOWN]!r} has {'no' if has_zone else 'a'} zone"
-        year, month, day, hour, minute = (int(part or 0) for part in found.group(1, 2, 3, 4, 5))
-        days = dt.date(year, month, day).toordinal() - _EPOCH.toordinal()
-        if is_outside((days * 24 + hour) * 60 + minute - _zone_minutes(found[6])):
+        if is_outside(moment):
             return f"{value[:_SHOWN]!r} is {OTHER_YEARS}, or of those that nanoseconds reach"
         return None
 
     return test
 
 
-def _zone_minutes(zone: str | None) -> int:
-    """How far the clocks of a zone are ahead of UTC."""
-    found = _ZONE.fullmatch(zone or "")
-    if found is None:
-        return 0
-    sign = -1 if found[1][0] == "-" else 1
-    return int(found[1]) * 60 + sign * int(found[2] or 0)
-
-
-def _outside(kind: pa.DataType) -> Callable[[int], bool]:
-    """Whether a minute is before the first, or after the last that the column can have; such a minute fits."""
+def _outside(kind: pa.DataType) -> Callable[[dt.datetime], bool]:
+    """Whether a moment is before the first minute, or after the last that the column can have."""
     low, high = (bound // (60 * _PER_SECOND[kind.unit]) for bound in year_bounds(kind))
-    return lambda minute: not low <= minute <= high
+
+    def test(moment: dt.datetime) -> bool:
+        since = moment.replace(tzinfo=dt.UTC) - _EPOCH - (moment.utcoffset() or dt.timedelta(0))
+        return not low <= since // dt.timedelta(minutes=1) <= high
+
+    return test
 
 
 def _moment(kind: pa.DataType) -> Misfit:
@@ -107,26 +103,19 @@ def _moment(kind: pa.DataType) -> Misfit:
     is_outside = _outside(kind)
 
     def test(value: Any) -> str | None:
-        if not isinstance(value, dt.datetime):
+        if not isinstance(value, dt.datetime) or not is_outside(value):
             return None
-        minutes = (value.replace(tzinfo=dt.UTC) - _EPOCH - (value.utcoffset() or dt.timedelta(0))) // dt.timedelta(
-            minutes=1
-        )
-        return f"it is {OTHER_YEARS}, or of those that nanoseconds reach" if is_outside(minutes) else None
+        return f"it is {OTHER_YEARS}, or of those that nanoseconds reach"
 
     return test
 
 
 def _date(value: str) -> str | None:
-    found = _DATE.fullmatch(value)
-    return None if found and _is_day(*found.groups()) else f"{value[:_SHOWN]!r} is no date"
-
-
-def _is_day(year: str, month: str, day: str) -> bool:
-    with suppress(ValueError):
-        dt.date(int(year), int(month), int(day))
-        return True
-    return False
+    if _DATE.fullmatch(value):
+        with suppress(ValueError):
+            dt.date.fromisoformat(value)
+            return None
+    return f"{value[:_SHOWN]!r} is no date"
 
 
 def _times(kind: pa.DataType, via: pa.DataType) -> Misfit:

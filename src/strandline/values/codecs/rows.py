@@ -18,7 +18,7 @@ from strandline.errors import InvalidInput, StrandlineError, printable
 from strandline.values.codecs.columns import ColumnShape, build_columns, check_memory, null_rows
 from strandline.values.codecs.exact import OTHER_YEARS, decimal_fit, has_years, is_in_years
 from strandline.values.contract import CodecValue, Columns, Decoded, bad_rows, check_values
-from strandline.values.schema.evolution import conform_columns
+from strandline.values.schema.evolution import conform_columns, is_list
 from strandline.values.schema.schemas import is_record_class
 
 # Python objects of a chunk live at the same time: this bounds their memory, and is large enough for Arrow.
@@ -146,7 +146,7 @@ def _plain(kind: pa.DataType, value: Any, path: str) -> Any:
     if pt.is_map(kind):
         pairs = value.items() if isinstance(value, Mapping) else value
         return [(name, _plain(kind.item_type, part, path)) for name, part in pairs]
-    if pt.is_list(kind) or pt.is_large_list(kind):
+    if is_list(kind):
         if not isinstance(value, Sequence | set | frozenset) or isinstance(value, str | bytes):
             raise InvalidInput(f"The value does not fit the schema: {path} is a list, not {value!r:.100}.")
         return [_plain(kind.value_type, part, path) for part in value]
@@ -185,7 +185,7 @@ def python_values(shape: ColumnShape, column: pa.Array) -> list[Any]:
         names = column.keys.to_pylist()
         items = python_values(item, column.items)
         return [None if at is None else _dict(shape, names[at], items[at]) for at in _places(column)]
-    if pt.is_list(kind) or pt.is_large_list(kind):
+    if is_list(kind):
         items = python_values(shape.inside[0], column.values)
         return [None if at is None else items[at] for at in _places(column)]
     return _leaf_values(shape, column)

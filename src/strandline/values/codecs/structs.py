@@ -1,4 +1,4 @@
-"""Values as ``msgspec`` Structs, for the codecs that msgspec decodes: the Struct types of a schema.
+"""The codecs of JSON and of MessagePack: msgspec decodes both, with the Struct types of a schema.
 
 msgspec checks types and ranges while it decodes, and names what is wrong with a row: the fastest way to find them all.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
-from dataclasses import dataclass
 from decimal import Decimal
 from functools import partial
 from operator import attrgetter
@@ -23,24 +22,13 @@ from strandline.values.codecs.columns import ColumnShape, build_columns
 from strandline.values.codecs.rows import RowCodec, reason_of
 from strandline.values.contract import Columns
 from strandline.values.schema.constraints import MAX_FLOAT32, Constrained, Constraints, has_pattern, int_range
+from strandline.values.schema.evolution import is_list
 from strandline.values.schema.schemas import constrained, leaves
 
 _MAX_FLOAT64: Final = 1.7976931348623157e308
 _MAX_INT64: Final = 2**63 - 1
 _NO_CONSTRAINTS: Final[Constraints] = MappingProxyType({})
 _NATIVE: Final = (bytes, bytearray, dt.datetime, dt.date, dt.time, Decimal)
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """Conventions of an encoding for types that it does not have itself.
-
-    ``text_times``: dates and timestamps are text, which Arrow parses. ``any_float``: NaN and the infinities can
-    be encoded.
-    """
-
-    text_times: bool
-    any_float: bool
 
 
 class StructCodec(RowCodec):
@@ -52,9 +40,10 @@ class StructCodec(RowCodec):
 
     rounds_floats = True
     """See :func:`~strandline.values.contract.rounds_floats`."""
-    _FORM: Form
     _MODULE: str
     """The module of msgspec that decodes and encodes."""
+    _is_text: bool
+    """Whether the encoding is text: it has no NaN and no infinities, and dates and timestamps are text for Arrow."""
     __slots__ = ("_checks", "_convert", "_plain", "constraints")
     _checks: tuple[ColumnShape, ...]
     """Columns with values that msgspec accepts and Arrow does not."""
@@ -64,7 +53,7 @@ class StructCodec(RowCodec):
     def __init__(self, schema: Any) -> None:
         found = constrained(schema)
         self._schema, self.constraints, self.unenforced = found.schema, found.constraints, found.unenforced
-        make = partial(_struct_type, "Value", list(self._schema), self._FORM)
+        make = partial(_struct_type, "Value", list(self._schema), is_text=self._is_text)
         try:
             self._make = row = make(strict=False)
             held = make(strict=False, constraints=self.constraints) if self.constraints else row
@@ -73,7 +62,7 @@ class StructCodec(RowCodec):
             self._decode, self._encode = module.Decoder(held).decode, module.Encoder().encode
         except (ValueError, TypeError) as error:
             raise SchemaRefused(f"A {self.name} value cannot have this schema: {error}") from error
-        self._shapes = _shapes(list(self._schema), row, self._FORM, self.constraints)
+        self._shapes = _shapes(list(self._schema), row, self.constraints, is_text=self._is_text)
         self._empty = row()
         self._plain = partial(msgspec.to_builtins, builtin_types=_NATIVE, str_keys=True)
         self._convert = partial(msgspec.convert, type=given)
@@ -120,8 +109,8 @@ def _is_checked_by_arrow(kind: pa.DataType) -> bool:
 def _struct_type(
     name: str,
     fields: list[pa.Field],
-    form: Form,
     *,
+    is_text: bool,
     strict: bool,
     constraints: Constraints = _NO_CONSTRAINTS,
 ) -> Any:
@@ -131,7 +120,7 @@ def _struct_type(
     parts: list[tuple[Any, ...]] = []
     for number, field in enumerate(fields):
         further = inside.get(field.name, _NO_CONSTRAINTS)
-        kind = _python_type(f"{name}.{field.name}", field.type, form, strict=strict, constraints=further)
+        kind = _python_type(f"{name}.{field.name}", field.type, is_text=is_text, strict=strict, constraints=further)
         if field.name not in required:
             parts.append((f"c{number}", kind | None, None))
         else:
@@ -145,13 +134,13 @@ def _struct_type(
 
 
 def _python_type(  # noqa: PLR0911 - one for each kind of type
-    name: str, kind: pa.DataType, form: Form, *, strict: bool, constraints: Constraints
+    name: str, kind: pa.DataType, *, is_text: bool, strict: bool, constraints: Constraints
 ) -> Any:
-    make = partial(_python_type, name, form=form, strict=strict)
+    make = partial(_python_type, name, is_text=is_text, strict=strict)
     items = constraints.get("items", _NO_CONSTRAINTS)
     if pt.is_struct(kind):
-        return _struct_type(name, list(kind), form, strict=strict, constraints=constraints)
-    if pt.is_list(kind) or pt.is_large_list(kind):
+        return _struct_type(name, list(kind), is_text=is_text, strict=strict, constraints=constraints)
+    if is_list(kind):
         item = make(kind=kind.value_type, constraints=items) | None
         return _limited(list[item], constraints, "Items")  # type: ignore[valid-type]
     if pt.is_map(kind):
@@ -162,15 +151,15 @@ def _python_type(  # noqa: PLR0911 - one for each kind of type
     if pt.is_integer(kind):
         return Annotated[int, msgspec.Meta(**_range(kind, constraints))]
     if pt.is_floating(kind):
-        return _float_type(kind, form, strict=strict, constraints=constraints)
-    return _leaf_type(kind, form, strict=strict, constraints=constraints)
+        return _float_type(kind, is_text=is_text, strict=strict, constraints=constraints)
+    return _leaf_type(kind, is_text=is_text, strict=strict, constraints=constraints)
 
 
-def _leaf_type(kind: pa.DataType, form: Form, *, strict: bool, constraints: Constraints) -> Any:
+def _leaf_type(kind: pa.DataType, *, is_text: bool, strict: bool, constraints: Constraints) -> Any:
     if pt.is_fixed_size_binary(kind):
         return Annotated[bytes, msgspec.Meta(min_length=kind.byte_width, max_length=kind.byte_width)]
     if pt.is_temporal(kind):
-        return _time_type(kind, form, strict=strict)
+        return _time_type(kind, is_text=is_text, strict=strict)
     for is_kind, python in ((pt.is_boolean, bool), (pt.is_decimal, Decimal), (pt.is_binary, bytes)):
         if is_kind(kind):
             return python
@@ -183,9 +172,9 @@ def _limited(python: Any, constraints: Constraints, what: str) -> Any:
     return Annotated[python, msgspec.Meta(**limits)] if limits else python
 
 
-def _float_type(kind: pa.DataType, form: Form, *, strict: bool, constraints: Constraints) -> Any:
+def _float_type(kind: pa.DataType, *, is_text: bool, strict: bool, constraints: Constraints) -> Any:
     limit = MAX_FLOAT32 if pt.is_float32(kind) else _MAX_FLOAT64
-    bounded = not form.any_float and (strict or pt.is_float32(kind))
+    bounded = is_text and (strict or pt.is_float32(kind))
     bounds: dict[str, Any] = {word: constraints[keyword] for keyword, word in _BOUNDS.items() if keyword in constraints}
     if bounded and not bounds.keys() & {"ge", "gt"}:
         bounds["ge"] = -limit
@@ -194,10 +183,10 @@ def _float_type(kind: pa.DataType, form: Form, *, strict: bool, constraints: Con
     return Annotated[float, msgspec.Meta(**bounds)] if bounds else float
 
 
-def _time_type(kind: pa.DataType, form: Form, *, strict: bool) -> Any:
+def _time_type(kind: pa.DataType, *, is_text: bool, strict: bool) -> Any:
     if pt.is_time(kind):
         return Annotated[dt.time, msgspec.Meta(tz=False)]
-    if not strict and form.text_times:
+    if not strict and is_text:
         return str
     if pt.is_timestamp(kind):
         if kind.unit == "ns":
@@ -224,37 +213,91 @@ def _range(kind: pa.DataType, constraints: Constraints) -> dict[str, Any]:
     return bounds
 
 
-def _is_text(kind: pa.DataType, form: Form) -> bool:
+def _is_via_text(kind: pa.DataType, *, is_text: bool) -> bool:
     if pt.is_timestamp(kind):
-        return bool(form.text_times or kind.unit == "ns")
-    return bool(form.text_times and pt.is_date(kind))
+        return bool(is_text or kind.unit == "ns")
+    return bool(is_text and pt.is_date(kind))
 
 
-def _shapes(fields: list[pa.Field], row: Any, form: Form, constraints: Constraints) -> tuple[ColumnShape, ...]:
+def _shapes(fields: list[pa.Field], row: Any, constraints: Constraints, *, is_text: bool) -> tuple[ColumnShape, ...]:
     inside = constraints.get("properties", {})
     return tuple(
         _shape(
             field,
             attrgetter(f"c{number}"),
             row.__annotations__[f"c{number}"],
-            form,
             inside.get(field.name, _NO_CONSTRAINTS),
+            is_text=is_text,
         )
         for number, field in enumerate(fields)
     )
 
 
 def _shape(
-    field: pa.Field, get: Callable[[Any], Any], python: Any, form: Form, constraints: Constraints
+    field: pa.Field, get: Callable[[Any], Any], python: Any, constraints: Constraints, *, is_text: bool
 ) -> ColumnShape:
     kind = field.type
     if pt.is_struct(kind):
         row = next(part for part in python.__args__ if part is not type(None))
-        return ColumnShape(field, get, _shapes(list(kind), row, form, constraints), make=row)
-    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_map(kind):
+        return ColumnShape(field, get, _shapes(list(kind), row, constraints, is_text=is_text), make=row)
+    if is_list(kind) or pt.is_map(kind):
         item = kind.item_field if pt.is_map(kind) else kind.value_field
         container = next(part for part in python.__args__ if part is not type(None))
         items = constraints.get("items", _NO_CONSTRAINTS)
-        return ColumnShape(field, get, (_shape(item, get, container.__args__[-1], form, items),))
-    via = pa.string() if _is_text(kind, form) else None
-    return ColumnShape(field, get, via=via, finite=not form.any_float, pattern=constraints.get("pattern"))
+        return ColumnShape(field, get, (_shape(item, get, container.__args__[-1], items, is_text=is_text),))
+    via = pa.string() if _is_via_text(kind, is_text=is_text) else None
+    return ColumnShape(field, get, via=via, finite=is_text, pattern=constraints.get("pattern"))
+
+
+class Json(StructCodec):
+    """Values that are JSON objects with the fields of a schema.
+
+    Unknown fields are skipped, missing ones are null; of a field that is there twice the last one counts. A row is bad
+    if it is not one JSON object, or a field does not fit: a number with a fraction or an exponent for an integer, an
+    integer out of range, text for a number and vice versa. Timestamps, dates and times are text (RFC 3339; with a zone
+    exactly if the column has one, and not finer than the column's unit), decimals are text or numbers, binary is
+    Base64, maps are objects.
+
+    >>> import pyarrow as pa
+    >>> codec = Json(pa.schema({"id": pa.int64(), "at": pa.timestamp("us", tz="UTC")}))
+    >>> decoded = codec.decode(pa.array([b'{"id": 1, "at": "2024-02-29T12:00:00Z"}', b'{"id": 1.5}'], pa.binary()))
+    >>> decoded.columns["id"].to_pylist(), decoded.bad.to_pylist()
+    ([1, None], [{'row': 1, 'reason': 'Expected `int | null`, got `float` - at `$.id`.'}])
+    >>> codec.encode_one({"id": 2})
+    b'{"id":2,"at":null}'
+
+    Args:
+        schema: An Arrow schema, or what :func:`~strandline.values.as_schema` takes.
+
+    Raises:
+        SchemaRefused: A field has no columnar type.
+    """
+
+    name = "json"
+    _MODULE = "json"
+    _is_text = True
+    __slots__ = ()
+
+
+class MessagePack(StructCodec):
+    r"""Values that are MessagePack maps from the names of a schema's fields.
+
+    As :class:`~strandline.values.Json`, with binary as it is, and timestamps as MessagePack's own, which have
+    a zone; those without a zone, those in nanoseconds, dates, times and decimals are text.
+
+    >>> import pyarrow as pa
+    >>> codec = MessagePack(pa.schema({"id": pa.int64()}))
+    >>> codec.encode_one({"id": 7})
+    b'\x81\xa2id\x07'
+
+    Args:
+        schema: An Arrow schema, or what :func:`~strandline.values.as_schema` takes.
+
+    Raises:
+        SchemaRefused: A field has no columnar type.
+    """
+
+    name = "messagepack"
+    _MODULE = "msgpack"
+    _is_text = False
+    __slots__ = ()

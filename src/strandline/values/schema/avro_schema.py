@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from strandline.errors import SchemaRefused
+from strandline.values.schema.evolution import is_list
 from strandline.values.schema.limits import MAX_FIELDS, FieldCount
 
 _MAX_DEPTH: Final = 64
@@ -161,7 +162,7 @@ def _record(name: str, fields: list[pa.Field]) -> dict[str, Any]:
 def _avro_type(name: str, kind: pa.DataType) -> Any:  # noqa: PLR0911 - one answer for each kind of type
     if pt.is_struct(kind):
         return _record(name, list(kind))
-    if pt.is_list(kind) or pt.is_large_list(kind):
+    if is_list(kind):
         return {"type": "array", "items": ["null", _avro_type(name, kind.value_type)]}
     if pt.is_map(kind):
         return {"type": "map", "values": ["null", _avro_type(name, kind.item_type)]}

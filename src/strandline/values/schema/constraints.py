@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from strandline.values.schema.evolution import is_list, is_text
+
 Constraints: TypeAlias = Mapping[str, Any]
 """The constraints of a value or of a field; an empty mapping allows all values of the type."""
 
@@ -82,7 +84,7 @@ def constraints_of(kind: pa.DataType, schema: Mapping[str, Any]) -> tuple[dict[s
 
 
 def _length(kind: pa.DataType, word: str, value: Any) -> dict[str, Any] | None:
-    counted = {"Length": _is_text, "Items": _is_list, "Properties": pt.is_map}[word[3:]]
+    counted = {"Length": is_text, "Items": is_list, "Properties": pt.is_map}[word[3:]]
     if not counted(kind) or not _is_number(value) or value != int(value) or not 0 <= value <= _MAX_INT64:
         return None
     return {word: int(value)} if value or word.startswith("max") else {}
@@ -121,7 +123,7 @@ def _members(kind: pa.DataType, word: str, value: Any) -> dict[str, Any] | None:
     members = [value] if word == "const" else value
     if not isinstance(members, list):
         return None
-    if _is_text(kind):
+    if is_text(kind):
         return {"enum": sorted({one for one in members if isinstance(one, str)})}
     if not pt.is_integer(kind):
         return None
@@ -133,7 +135,7 @@ def _members(kind: pa.DataType, word: str, value: Any) -> dict[str, Any] | None:
 
 def _pattern(kind: pa.DataType, word: str, value: Any) -> dict[str, Any] | None:
     """RE2 matches in linear time. What it has no such way for, it refuses: look-around and references to groups."""
-    if not _is_text(kind) or not isinstance(value, str):
+    if not is_text(kind) or not isinstance(value, str):
         return None
     try:
         pc.match_substring_regex(pa.array([""]), value)
@@ -166,14 +168,6 @@ def int_range(kind: pa.DataType) -> tuple[int, int]:
     return -(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pt.is_string(kind) or pt.is_large_string(kind))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pt.is_list(kind) or pt.is_large_list(kind))
-
-
 def _is_number(value: Any) -> bool:
     """Whether it is a finite number that a float can hold."""
     try:
@@ -201,7 +195,7 @@ def read_constraints(kind: pa.DataType, found: Any) -> Constraints:
     if constraints_of(kind, inside) != (inside, None):
         raise ValueError(f"the constraints {list(inside)!r:.80} do not fit the type {kind}")
     if "items" in found:
-        if not (_is_list(kind) or pt.is_map(kind)):
+        if not (is_list(kind) or pt.is_map(kind)):
             raise ValueError("a single value has no items")
         read_constraints(_item(kind), found["items"])
     return found
@@ -244,7 +238,7 @@ def tightened(kind: pa.DataType, old: Constraints, new: Constraints, path: str =
     if pt.is_struct(kind):
         begin = f"{path}." if path else ""
         parts = [(f"{begin}{each.name}", each.type, _part(old, each.name), _part(new, each.name)) for each in kind]
-    elif _is_list(kind) or pt.is_map(kind):
+    elif is_list(kind) or pt.is_map(kind):
         parts = [(path + "[]", _item(kind), old.get("items", {}), new.get("items", {}))]
     else:
         parts = []

@@ -176,7 +176,7 @@ def _fits(narrow: pa.DataType, wide: pa.DataType) -> bool:
     for kind in (pt.is_signed_integer, pt.is_unsigned_integer, _is_float):
         if kind(narrow) and kind(wide):
             return bool(narrow.bit_width <= wide.bit_width)
-    return any(kind(narrow) and kind(wide) for kind in (_is_text, _is_bytes))
+    return any(kind(narrow) and kind(wide) for kind in (is_text, _is_bytes))
 
 
 def is_wider(one: pa.DataType, other: pa.DataType) -> bool:
@@ -188,7 +188,8 @@ def _is_float(kind: pa.DataType) -> bool:
     return bool(pt.is_float32(kind) or pt.is_float64(kind))
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether the type is text of any length."""
     return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_string_view(kind))
 
 
@@ -210,14 +211,15 @@ def conform_columns(columns: Columns, schema: pa.Schema) -> pa.RecordBatch:
     >>> conform_columns(narrow, pa.schema({"vip": pa.bool_(), "id": pa.int64()})).to_pylist()
     [{'vip': None, 'id': 1}]
     """
-    batch = columns if isinstance(columns, pa.RecordBatch) else _one_batch(columns)
+    batch = columns if isinstance(columns, pa.RecordBatch) else one_batch(columns)
     if batch.schema.equals(schema):
         return batch
     arrays = _conform_fields("", schema, batch.schema, batch.columns, batch.num_rows)
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """The rows of a table in one batch."""
     batches = table.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 

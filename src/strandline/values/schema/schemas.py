@@ -21,6 +21,7 @@ import pyarrow.types as pt
 from strandline.errors import SchemaRefused
 from strandline.values.schema.avro_schema import avro_fields
 from strandline.values.schema.constraints import Constrained
+from strandline.values.schema.evolution import is_list
 from strandline.values.schema.json_schema import json_schema_fields, json_schema_reader
 from strandline.values.schema.limits import MAX_DEPTH
 
@@ -138,7 +139,7 @@ def _nullable(path: str, kind: pa.DataType, depth: int) -> pa.DataType:
         if not fields:
             raise SchemaRefused(f"The field '{path}' is a struct without fields: give it one, or leave it out.")
         return pa.struct(fields)
-    if pt.is_list(kind) or pt.is_large_list(kind):
+    if is_list(kind):
         [item] = nullable_fields(path, [kind.value_field.with_name("[]")], depth + 1)
         return (pa.list_ if pt.is_list(kind) else pa.large_list)(item.with_name("item"))
     if pt.is_map(kind):
@@ -174,7 +175,7 @@ def leaves(kind: pa.DataType) -> Iterator[pa.DataType]:
     if pt.is_struct(kind):
         for field in kind:
             yield from leaves(field.type)
-    elif pt.is_list(kind) or pt.is_large_list(kind):
+    elif is_list(kind):
         yield from leaves(kind.value_type)
     elif pt.is_map(kind):
         yield from leaves(kind.item_type)

@@ -59,7 +59,8 @@ def union_array(kind: pa.DataType, arrays: Sequence[pa.Array]) -> pa.Array:
         return pa.concat_arrays([array.cast(kind) for array in arrays])
     nulls = pa.concat_arrays([array.is_null() for array in arrays])
     if pt.is_struct(kind):
-        parts = [dict(zip(_field_names(array), array.flatten(), strict=True)) for array in arrays]
+        names = [[field.name for field in array.type] for array in arrays]
+        parts = [dict(zip(some, array.flatten(), strict=True)) for some, array in zip(names, arrays, strict=True)]
         return pa.StructArray.from_arrays(placed(kind, parts, len(nulls)), fields=list(kind), mask=nulls)
     offsets = _offsets(arrays, is_large=pt.is_large_list(kind))
     if pt.is_map(kind):
@@ -97,10 +98,6 @@ def placed(fields: Any, parts: Sequence[dict[str, pa.Array]], count: int) -> lis
             found = found.take(pa.array(rows, mask=rows < 0)) if len(found) else pa.nulls(count, field.type)
         columns.append(found)
     return columns
-
-
-def _field_names(array: pa.Array) -> list[str]:
-    return [field.name for field in array.type]
 
 
 def _entries(array: pa.Array) -> pa.Array:
