@@ -13,7 +13,7 @@ from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
 from strandline.followers.stores.append_log import AppendLogStore
 from strandline.followers.stores.rocks import RocksStore
-from strandline.followers.watch.run import AppliedWatch, Options
+from strandline.followers.watch.run import AppliedWatch
 from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Update, Updates
@@ -37,7 +37,7 @@ def test_a_store_is_opened_by_path_or_text_alike(kind: Any, tmp_path: Path) -> N
 
 def test_a_batching_that_names_no_window_leaves_the_usual_one() -> None:
     def window(batching: Batching) -> float:
-        watch = AppliedWatch(MemoryKeyValue(), print, None, None, Options(batching=batching), None, SYSTEM, asyncio.run)
+        watch = AppliedWatch(MemoryKeyValue(), print, None, None, None, SYSTEM, asyncio.run, batching=batching)
         return watch.engine._window
 
     assert Engine(Batching(records=4))._window == 1.0

@@ -20,7 +20,7 @@ from strandline.errors import Gap, StorageError
 from strandline.followers.engine import Engine, Phase
 from strandline.followers.events import Action, Batching, Event, FindVanishedKeys, Finish, Open, Pause, Receive
 from strandline.followers.events import StoreBatch as StoreAction
-from strandline.followers.watch.run import AppliedWatch, Options, Resume
+from strandline.followers.watch.run import AppliedWatch, Resume
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Prefix, Scope, Updates
 from strandline.storage.env import Env
@@ -97,17 +97,18 @@ class WatchModel:
     def __post_init__(self) -> None:
         self.stage = stage = Stage(self.scenario.scope)
         self.canon = Canon()
-        doubles = self.scenario.watcher(stage), ModelApply(stage), ModelReader(stage), self.scenario.store(stage)
-        options = Options(
+        doubles = self.scenario.watcher(stage), ModelApply(stage), self.scenario.store(stage)
+        self.made = lambda: self.scenario.watch(
+            *doubles,
+            self._reported,
+            None,
+            Env(clock=ModelClock(stage)),  # type: ignore[arg-type]
+            _never,
+            reader=ModelReader(stage),
             scope=self.scenario.scope,
             batching=self.scenario.batching,
-            parse=None,
-            dead_letter=None,
-            on_applied=self._reported,
-            evicted="drop",
-            exports=ModelExports(stage),  # type: ignore[arg-type]
+            exports=ModelExports(stage),
         )
-        self.made = lambda: self.scenario.watch(*doubles, options, None, Env(clock=ModelClock(stage)), _never)  # type: ignore[arg-type]
 
     def model(self) -> Model[State]:
         return Model(State(self._initial(), None), self.moves, self.fingerprint, self.invariant, self.final)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Final, Literal, Self
 
 from strandline.compat.v1.log import NamedFormat
@@ -34,6 +34,7 @@ from strandline.model.cursor import Start
 from strandline.model.head import Descriptor
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
+from strandline.storage.metrics import DESCRIPTORS
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -141,7 +142,6 @@ class Consumer:
                 self._opened.close()
             raise
         self._reader = BatchReader(self._queue, self._progress, self._state, on_poison == "raise", env)
-        self._gauges = self._reader.gauges
         with contextlib.suppress(StrandlineError):  # the first call that needs it raises
             self._reader.peek(0)  # the length is known from the beginning
         self._threads = ConsumerThreads(self, self._queue, trim_every=trim_every, env=env)
@@ -228,7 +228,7 @@ class Consumer:
             return []
         with self._reader.lock:
             found = self._reader.peek(max)
-            self._gauges.handed_out(len(found))
+            DESCRIPTORS.inc(len(found))
             self._reader.hand_out(found)
             return found
 
@@ -280,9 +280,7 @@ class Consumer:
         """
         with self._acking:
             self._reader.check_open()
-            with self._state:
-                step = self._progress.ack(sequence)
-            self._do(step)
+            self._do(lambda: self._progress.ack(sequence))
 
     def ack_through(self, sequence: BatchSequence) -> None:
         """Acknowledge everything through a batch that was handed out; durable when it returns.
@@ -292,31 +290,27 @@ class Consumer:
         """
         with self._acking:
             self._reader.check_open()
-            with self._state:
-                step = self._progress.ack_through(sequence)
-            self._do(step)
+            self._do(lambda: self._progress.ack_through(sequence))
 
     def flush(self) -> None:
         """Make every acknowledgement durable, and make sure that this is still the only consumer: else ``Fenced``."""
         with self._acking:
             self._reader.check_open()
-            if not self._flush():
+            if not self._do(self._progress.flush):
                 self._reader.peek(0)
 
-    def _flush(self) -> bool:
+    def _do(self, plan: Callable[[], AckStep | None]) -> bool:
+        """Execute a planned step, and return whether there is one."""
         with self._state:
-            step = self._progress.flush()
+            step = plan()
         if step is None:
             return False
-        self._do(step)
-        return True
-
-    def _do(self, step: AckStep) -> None:
         length = None if step.through is None else self._queue.acknowledge(step.through)
         with self._state:
             before = self._progress.durable
             self._progress.done(step)
-            self._gauges.acknowledged(self._progress.durable - before, length)
+            self._reader.acknowledged(self._progress.durable - before, length)
+        return True
 
     def close(self) -> None:
         """Flush and stop; a new consumer then starts right after. The trimmer is stopped even if the flush fails.
@@ -328,7 +322,7 @@ class Consumer:
                 return
             self._threads.halt()
             try:
-                self._flush()
+                self._do(self._progress.flush)
                 self._reader.closed = True
             finally:
                 self._threads.stop()
@@ -354,7 +348,7 @@ class Consumer:
 
     def __len__(self) -> int:
         """How many batches are listed and not durably acknowledged, as of the last access to the queue; no I/O."""
-        return self._gauges.length
+        return self._reader.length
 
     def __bool__(self) -> bool:
         """True, also if nothing is listed."""
@@ -385,9 +379,9 @@ class Consumer:
     @property
     def dead_letters(self) -> int:
         """Number of batches that this consumer has set aside."""
-        return self._gauges.dead_letters
+        return self._reader.dead_letters
 
     @property
     def lag(self) -> float | None:
         """Seconds between ingestion and reading of the last batch with metadata; None before one."""
-        return self._gauges.lag
+        return self._reader.lag

@@ -1,4 +1,4 @@
-"""Consumer positions (handed out, acknowledged, durably acknowledged), and its last observed lag. No I/O."""
+"""Positions of a consumer: handed out, acknowledged, durably acknowledged. No I/O."""
 
 from __future__ import annotations
 
@@ -7,18 +7,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from strandline.errors import CorruptData, InvalidInput, OutOfOrderAck
-from strandline.log.queue.contract import PeekedBatches, start_of
-from strandline.model.cursor import SECOND
+from strandline.log.queue.contract import start_of
 from strandline.model.head import Descriptor
-from strandline.storage.metrics import (
-    ACKNOWLEDGED,
-    DEAD_LETTERS,
-    DESCRIPTORS,
-    LAG_BYTES,
-    LAG_RECORDS,
-    LAG_SECONDS,
-    QUEUE_LENGTH,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,51 +171,3 @@ class AckProgress:
         return OutOfOrderAck(
             f"Batch {sequence} cannot be acknowledged: the next one is {expected}, and {what}. Nothing was changed."
         )
-
-
-class Gauges:
-    """Metrics of one consumer; no I/O, not safe in threads."""
-
-    __slots__ = ("_labels", "dead_letters", "lag", "length")
-
-    def __init__(self, url: str, slot: str) -> None:
-        """Metrics of the consumer of this slot."""
-        self._labels = (url, slot)
-        self.length = 0
-        """Batches that are listed but not durably acknowledged."""
-        self.lag: float | None = None
-        """Seconds between ingestion and reading of the last batch with metadata."""
-        self.dead_letters = 0
-        """Batches that were set aside."""
-
-    def peeked(self, found: PeekedBatches) -> None:
-        """Record the length and lag of the queue as they were read."""
-        self._show_length(found.length)
-        if found.records is not None:
-            LAG_RECORDS.labels(*self._labels).set(found.records)
-        if found.size is not None:
-            LAG_BYTES.labels(*self._labels).set(found.size)
-
-    def handed_out(self, descriptors: int) -> None:
-        """Count descriptors that were delivered without being read."""
-        DESCRIPTORS.inc(descriptors)
-
-    def fetched(self, descriptor: Descriptor, now: int) -> None:
-        """Record the lag of a batch that was read."""
-        if descriptor.metadata:
-            self.lag = max(0.0, (now - descriptor.metadata[-1].ingested) / SECOND)
-            LAG_SECONDS.labels(*self._labels).set(self.lag)
-
-    def acknowledged(self, batches: int, length: int | None) -> None:
-        """Count durably acknowledged batches; ``length`` is that of the queue just written, if it is known."""
-        ACKNOWLEDGED.inc(batches)
-        self._show_length(max(0, self.length - batches) if length is None else length)
-
-    def set_aside(self) -> None:
-        """Count a batch that was set aside."""
-        self.dead_letters += 1
-        DEAD_LETTERS.inc()
-
-    def _show_length(self, length: int) -> None:
-        self.length = length
-        QUEUE_LENGTH.labels(*self._labels).set(length)

@@ -10,11 +10,13 @@ from typing import Final
 
 from strandline.errors import ConsumerClosed, CorruptData, NotFound, TooManyDeadLetters
 from strandline.followers.consumer.batch import BatchPiece, ConsumedBatch, FetchHandle
-from strandline.followers.consumer.progress import AckProgress, Gauges
+from strandline.followers.consumer.progress import AckProgress
 from strandline.log.queue.contract import Queue, start_of
 from strandline.log.read.reading import fetch_in_order
+from strandline.model.cursor import SECOND
 from strandline.model.head import Descriptor
 from strandline.storage.env import Env
+from strandline.storage.metrics import ACKNOWLEDGED, DEAD_LETTERS, LAG_BYTES, LAG_RECORDS, LAG_SECONDS, QUEUE_LENGTH
 
 _LOGGER: Final = logging.getLogger(__name__)
 _DESCRIPTORS: Final = 64
@@ -33,22 +35,28 @@ class BatchReader:
     queue: Queue
     progress: AckProgress
     state: threading.Lock
-    """Guards the positions in ``progress``, and the gauges."""
+    """Guards the positions in ``progress``, and the numbers below."""
     raises: bool
     """Whether an unreadable batch is an error, unless the caller sets it aside."""
     env: Env
     handle: FetchHandle = field(init=False)
     """Reads batches by their descriptors."""
-    gauges: Gauges = field(init=False)
+    length: int = 0
+    """Batches that were listed, and not durably acknowledged, at the last access to the queue."""
+    lag: float | None = None
+    """Seconds between ingestion and reading of the last batch with metadata."""
+    dead_letters: int = 0
+    """Batches that were set aside."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Protects the read cursor, with its I/O."""
     closed: bool = False
+    _labels: tuple[str, str] = field(init=False)
     look: Callable[[], None] = lambda: None
     """Called at each read of the listing: looks for a limit of the slot that was set meanwhile."""
 
     def __post_init__(self) -> None:
         self.handle = FetchHandle(self.queue.fetcher())
-        self.gauges = Gauges(self.queue.url, self.queue.slot)
+        self._labels = self.queue.url, self.queue.slot
 
     def check_open(self) -> None:
         """``ConsumerClosed`` after the consumer was closed."""
@@ -62,19 +70,40 @@ class BatchReader:
             return self.progress.read
 
     def peek(self, limit: int, since: int | None = None) -> list[Descriptor]:
-        """Up to ``limit`` descriptors from a position on, by default the read cursor; updates the gauges."""
+        """Up to ``limit`` descriptors from a position on, by default the read cursor."""
         self.check_open()
         self.look()
         found = self.queue.peek(self.position if since is None else since, limit)
         with self.state:
-            self.gauges.peeked(found)
+            self._show_length(found.length)
+        if found.records is not None:
+            LAG_RECORDS.labels(*self._labels).set(found.records)
+        if found.size is not None:
+            LAG_BYTES.labels(*self._labels).set(found.size)
         return list(found.descriptors)
+
+    def _show_length(self, length: int) -> None:
+        self.length = length
+        QUEUE_LENGTH.labels(*self._labels).set(length)
+
+    def acknowledged(self, batches: int, length: int | None) -> None:
+        """Count durably acknowledged batches; ``length`` is that of the queue just written, if it is known.
+
+        The caller holds the lock of the numbers.
+        """
+        ACKNOWLEDGED.inc(batches)
+        self._show_length(max(0, self.length - batches) if length is None else length)
 
     def fetch(self, descriptor: Descriptor) -> ConsumedBatch:
         """Read a batch, and record its lag; moves no cursor."""
         batch = self.handle.fetch(descriptor)
-        self.gauges.fetched(descriptor, self.env.clock.now())
+        self._note_lag(descriptor)
         return batch
+
+    def _note_lag(self, descriptor: Descriptor) -> None:
+        if descriptor.metadata:
+            self.lag = max(0.0, (self.env.clock.now() - descriptor.metadata[-1].ingested) / SECOND)
+            LAG_SECONDS.labels(*self._labels).set(self.lag)
 
     def fetch_next(self) -> ConsumedBatch | None:
         """Read the batch after the read cursor, which stays; an unreadable batch is dead-lettered or raised.
@@ -103,16 +132,17 @@ class BatchReader:
         """Durably store what is left of a batch, and move past it; returns its location. The caller holds the lock."""
         with self.state:
             self.progress.check_aside(descriptor)
-        if (before := self.gauges.dead_letters) >= MOST_DEAD_LETTERS:
+        if self.dead_letters >= MOST_DEAD_LETTERS:
             raise TooManyDeadLetters(
                 f"Batch {descriptor.sequence} ({descriptor.location}) of {self.queue.url} cannot be read, and "
-                f"{before} were set aside before it, which is the limit: find out what damages them. The cursor stays "
-                f"before it. {reason}"
+                f"{self.dead_letters} were set aside before it, which is the limit: find out what damages them. The "
+                f"cursor stays before it. {reason}"
             )
         where = self.queue.dead_letter(descriptor, reason)  # durable before the consumer continues
         with self.state:
             self.progress.set_aside(descriptor)
-            self.gauges.set_aside()
+            self.dead_letters += 1
+        DEAD_LETTERS.inc()
         return where
 
     def hand_out(self, descriptors: list[Descriptor]) -> None:
@@ -143,7 +173,7 @@ class BatchReader:
                             self._take_letter(piece.descriptor, piece.poison)
                             continue
                         self.check_open()
-                        self.gauges.fetched(piece.descriptor, self.env.clock.now())
+                        self._note_lag(piece.descriptor)
                         batch = ConsumedBatch(piece.descriptor, tuple(pages))
                         self.hand_out([piece.descriptor])  # last: a handed-out batch is also delivered
                 except BaseException:

@@ -19,8 +19,8 @@ from strandline.errors import (
     UnsupportedVersion,
     UsedAcrossFork,
 )
-from strandline.followers.watch.run import AppliedWatch, Options, Resume, WatchOptions, awaiting, finishing
-from strandline.kv.contract import KeyValueReader, Watcher
+from strandline.followers.watch.run import AppliedWatch, Resume, WatchOptions, awaiting, finishing
+from strandline.kv.contract import Watcher
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Store
@@ -38,7 +38,6 @@ def watch_applied(
     apply: Callable[[Sequence[Any]], object],
     *,
     resume: Resume = "stored",
-    reader: KeyValueReader | None = None,
     store: Store | None = None,
     on_applied: Callable[[Cursor], object] | None = None,
     stop: threading.Event | None = None,
@@ -86,9 +85,8 @@ def watch_applied(
         NotReady: if the store is in the middle of a resync and there is no reader to finish it.
         StorageError: if the backend failed, or the store did too often.
     """
-    wanted = Options(on_applied=on_applied, **options)
     with finishing() as finish:
-        return AppliedWatch(watcher, apply, reader, store, wanted, stop, env, finish).run(resume)
+        return AppliedWatch(watcher, apply, store, on_applied, stop, env, finish, **options).run(resume)
 
 
 @checked
@@ -97,7 +95,6 @@ async def watch_applied_async(
     apply: Callable[[Sequence[Any]], object],
     *,
     resume: Resume = "stored",
-    reader: KeyValueReader | None = None,
     store: Store | None = None,
     on_applied: Callable[[Cursor], object] | None = None,
     stop: threading.Event | None = None,
@@ -114,8 +111,7 @@ async def watch_applied_async(
     def finish(awaitable: Awaitable[T]) -> T:
         return asyncio.run_coroutine_threadsafe(awaiting(awaitable), loop).result()
 
-    wanted = Options(on_applied=on_applied, **options)
-    watch = AppliedWatch(watcher, apply, reader, store, wanted, halt, env, finish)
+    watch = AppliedWatch(watcher, apply, store, on_applied, halt, env, finish, **options)
     running = loop.run_in_executor(None, watch.run, resume)
     try:
         return await asyncio.shield(running)
@@ -183,7 +179,6 @@ class Supervisor:
         watcher: Watcher,
         apply: Callable[[Sequence[Any]], object],
         *,
-        reader: KeyValueReader | None = None,
         store: Store | None = None,
         resume: Resume = "stored",
         on_applied: Callable[[Cursor], object] | None = None,
@@ -199,9 +194,11 @@ class Supervisor:
         self._on_state = on_state
         self._restarts = restarts
         self._env = env
-        wanted = Options(on_applied=self._record_cursor, unstored_keys=None if store is None else set(), **options)
         self._halt = threading.Event()
-        self._watch = partial(AppliedWatch, watcher, apply, reader, store, wanted, self._halt, env)
+        self._watch = partial(
+            AppliedWatch, watcher, apply, store, self._record_cursor, self._halt, env,
+            unstored_keys=None if store is None else set(), **options,
+        )  # fmt: skip
         self._changed = threading.Condition()
         self._state = WatchState()
         self._failures = 0

@@ -44,29 +44,13 @@ WATCHING: Final = Batching(records=100, window=_WINDOW)
 class WatchOptions(TypedDict, total=False):
     """Options of :func:`~strandline.followers.watch.api.watch_applied` that all faces of a watch take alike."""
 
+    reader: KeyValueReader | None
     scope: Scope
     batching: Batching
     parse: Callable[[Update], Any] | None
     dead_letter: Callable[[Update, Exception], object] | None
     evicted: Literal["drop", "keep"]
     exports: Exports | None
-
-
-@checked
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The options with their defaults."""
-
-    scope: Scope = EVERYTHING
-    batching: Batching = WATCHING
-    parse: Callable[[Update], Any] | None = None
-    dead_letter: Callable[[Update, Exception], object] | None = None
-    evicted: Literal["drop", "keep"] = "drop"
-    exports: Exports | None = None
-    on_applied: Callable[[Cursor], object] | None = None
-    unstored_keys: set[bytes] | None = None
-    """Keys that ``apply`` got but the store has not stored since; kept from one run to the next. A resync must delete
-    those that vanished, too: the store never had them, but the applied state does."""
 
 
 @contextlib.contextmanager
@@ -88,18 +72,28 @@ async def awaiting(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
+@checked
 @dataclass(slots=True)
 class AppliedWatch:
     """Executes the engine's actions, and returns their outcomes to it as events."""
 
     watcher: Watcher
     apply: Callable[[Sequence[Any]], object]
-    reader: KeyValueReader | None
     store: Store | None
-    options: Options
+    on_applied: Callable[[Cursor], object] | None
     stop: threading.Event | None
     env: Env
     finish: Callable[[Awaitable[Any]], Any]
+    reader: KeyValueReader | None = None
+    scope: Scope = EVERYTHING
+    batching: Batching = WATCHING
+    parse: Callable[[Update], Any] | None = None
+    dead_letter: Callable[[Update, Exception], object] | None = None
+    evicted: Literal["drop", "keep"] = "drop"
+    exports: Exports | None = None
+    unstored_keys: set[bytes] | None = None
+    """Keys that ``apply`` got but the store has not stored since; kept from one run to the next. A resync must delete
+    those that vanished, too: the store never had them, but the applied state does."""
     engine: Engine = field(init=False)
     subscription: KeyValueSubscription | None = None
     is_resumed: bool = False
@@ -115,7 +109,7 @@ class AppliedWatch:
 
     def __post_init__(self) -> None:
         can_resync = self.reader is not None and self.store is not None
-        self.engine = Engine(self.options.batching, can_resync=can_resync, usual_window=_WINDOW)
+        self.engine = Engine(self.batching, can_resync=can_resync, usual_window=_WINDOW)
 
     def run(self, resume: Resume) -> Cursor | None:
         """Watch until the stream ends or ``stop`` is set; returns the applied cursor."""
@@ -183,8 +177,8 @@ class AppliedWatch:
             case events.StoreBatch(write):
                 return self._store(write)
             case events.ReportCursor(cursor):
-                if self.options.on_applied is not None:
-                    self._call(self.options.on_applied, cursor)
+                if self.on_applied is not None:
+                    self._call(self.on_applied, cursor)
                 return Signal.NOTHING
             case events.Open(cursor):
                 return self._open(cursor)
@@ -211,7 +205,7 @@ class AppliedWatch:
 
     def _open(self, cursor: Cursor | None) -> events.Event:
         try:
-            self.subscription = self.watcher.watch_from(self.options.scope, cursor)
+            self.subscription = self.watcher.watch_from(self.scope, cursor)
         except CursorExpired as error:
             if cursor is None:
                 raise
@@ -258,7 +252,7 @@ class AppliedWatch:
     def _receive(self, room: int, seconds: float) -> events.Event:
         taken: Updates | Listed | Ended | None = self.ahead
         if taken is None:
-            taken = self._take(seconds, begun=room < self.options.batching.records)
+            taken = self._take(seconds, begun=room < self.batching.records)
         if isinstance(taken, Updates):
             head, self.ahead = taken.split(room)
             if head.upto is None:
@@ -270,7 +264,7 @@ class AppliedWatch:
     def _take(self, seconds: float, *, begun: bool) -> Updates | Listed | Ended | None:
         if self.subscription is None:
             raise AssertionError("a stream is opened before it is received from")
-        queue = self.options.batching.queue
+        queue = self.batching.queue
         if begun and self.trickling:
             # The batch waits for its window anyway: a wake-up for each update would cost ten times as much.
             self._pause(min(seconds, _GATHERING))
@@ -282,12 +276,12 @@ class AppliedWatch:
     def _apply(self, chunks: Sequence[events.SourceDelivery]) -> None:
         updates = self._join(chunks)
         batch: Sequence[Any] = updates
-        if self.options.parse is not None:
-            batch = self._parsed(updates, self.options.parse)
+        if self.parse is not None:
+            batch = self._parsed(updates, self.parse)
             UPDATES_REJECTED.inc(len(updates) - len(batch))
         if batch:
-            if self.options.unstored_keys is not None:
-                self.options.unstored_keys.update(updates.keys)  # before: an apply that raises may have applied a part
+            if self.unstored_keys is not None:
+                self.unstored_keys.update(updates.keys)  # before: an apply that raises may have applied a part
             self._call(self.apply, batch)
             UPDATES_APPLIED.inc(len(batch))
 
@@ -302,9 +296,9 @@ class AppliedWatch:
             try:
                 value = parse(update)
             except Exception as error:
-                if self.options.dead_letter is None:
+                if self.dead_letter is None:
                     raise
-                self._call(self.options.dead_letter, update, error)
+                self._call(self.dead_letter, update, error)
                 continue
             if value is not None:
                 parsed.append(value)
@@ -322,8 +316,8 @@ class AppliedWatch:
             STORE_FAILURES.inc()
             self.failure = error
             return Signal.STORE_FAILED
-        if self.options.unstored_keys is not None and isinstance(write, events.AppliedRange | events.ResyncWrite):
-            self.options.unstored_keys.difference_update(self._join(write.chunks).keys)
+        if self.unstored_keys is not None and isinstance(write, events.AppliedRange | events.ResyncWrite):
+            self.unstored_keys.difference_update(self._join(write.chunks).keys)
         return Signal.STORED
 
     def _write(self, store: Store, write: events.Write) -> None:
@@ -348,20 +342,20 @@ class AppliedWatch:
         """Deletes of keys that are in the store but not in the stream, by the reader's listing or a full watch."""
         if self.store is None or self.reader is None:
             raise AssertionError("a resync needs a store and a reader")
-        keep = self.options.evicted == "keep"
-        listing = self.reader.listing(self.options.scope) if given is None or keep else None
+        keep = self.evicted == "keep"
+        listing = self.reader.listing(self.scope) if given is None or keep else None
         present = given if given is not None else frozenset() if listing is None else listing.live
-        candidates = (key for prefix in self.options.scope.prefixes for key, _ in self.store.range(prefix))
-        unstored_keys = (key for key in sorted(self.options.unstored_keys or ()) if key in self.options.scope)
+        candidates = (key for prefix in self.scope.prefixes for key, _ in self.store.range(prefix))
+        unstored_keys = (key for key in sorted(self.unstored_keys or ()) if key in self.scope)
         missing = dict.fromkeys(key for key in chain(candidates, unstored_keys) if key not in present)
         deleted = listing.deleted if keep and listing is not None else None
         vanished = [key for key in missing if deleted is None or key in deleted]
-        size = self.options.batching.records
+        size = self.batching.records
         return [Updates.removals(vanished[at : at + size]) for at in range(0, len(vanished), size)]
 
     def _take_requests(self) -> None:
-        if self.options.exports is not None:
-            for request in self.options.exports.taken():
+        if self.exports is not None:
+            for request in self.exports.taken():
                 self.waiting.append(request)
                 self.engine.ask(request)
 
