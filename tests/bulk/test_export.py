@@ -158,7 +158,7 @@ def test_a_task_that_gets_other_records_than_planned_stores_nothing(log: ObjectL
     spans = tuple(log.plan(log.cursor_at(0)))
     for broken in (spans[1:], spans[:-1], (*spans, spans[0]), ()):
         with pytest.raises(CorruptData):
-            PartTask(store, "part", "parquet", 0, 60, broken)()
+            PartTask(store, "parquet", "part", 0, 60, broken)()
     assert not list(store.list(""))
 
 
@@ -177,7 +177,7 @@ def test_parts_without_a_plan_are_not_taken_for_those_of_another_log(log: Object
     with other.producer() as producer:
         producer.append_batch(pa.table({"value": pa.array([b"other"] * 60, pa.binary())}))
     for one in (log, other):
-        with pytest.raises(InvalidInput, match=r"no plan\.json that says of which export it is"):
+        with pytest.raises(InvalidInput, match=r"no plan\.json that says of which job it is"):
             sl.bulk.export(one, tmp_path / "out")
 
 

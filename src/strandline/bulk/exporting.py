@@ -7,25 +7,25 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
-from typing import Final, Literal, TypeAlias, TypeVar
+from functools import partial
+from typing import Final, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.errors import AlreadyExists, CorruptData, Diverged, InvalidInput, NotFound, Unsupported
+from strandline.bulk.range_jobs import RangeJob, parts_of
+from strandline.errors import InvalidInput, NotFound, Unsupported
 from strandline.formats.json.records import record_fields, rows_of
 from strandline.log.addressed import log_at
 from strandline.log.contract import READING, LogReading, require
-from strandline.log.read.planning import divided
-from strandline.log.read.span_tasks import is_same_history, records_between, run_located, spans_between
+from strandline.log.read.span_tasks import records_between
 from strandline.model.addresses import Address
 from strandline.model.arguments import checked
-from strandline.model.cursor import Cursor, Span, Start
+from strandline.model.cursor import Span, Start
 from strandline.model.records import READ_SCHEMA
-from strandline.storage.objects.store import ABSENT, ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.storage.objects.urls import open_store
 from strandline.storage.task_pool import TaskPool, ThreadPool
 
@@ -37,10 +37,7 @@ MANIFEST: Final = "manifest.json"
 PART_BYTES: Final = 64 << 20
 """About how many stored bytes of the log go into one part."""
 
-T = TypeVar("T")
-
-_LOG: Final = "log.json"
-_SUFFIX: Final = {"parquet": "parquet", "jsonl": "jsonl"}
+_REMEDY: Final = "export into another folder"
 
 
 class ExportedPart(msgspec.Struct, frozen=True):
@@ -112,124 +109,51 @@ def export(
                 f"{source!r} is a queue of version 1, whose offsets number batches and not records: copy it into a log "
                 "with 'strandline ingest', and export that."
             )
-        store = open_store(target, options)
+        job = RangeJob(source, open_store(target, options), pool or ThreadPool(), on_progress, _REMEDY)
         with contextlib.suppress(NotFound):
-            whole = _decoded(store, MANIFEST, ExportManifest)
-            _check_same(whole, source, store, since, upto, format)
+            whole = job.stored(MANIFEST, ExportManifest)
+            _check_same(whole, job, since, upto, format)
             return whole
-        plan = _planned(source, store, since, upto, format, part_bytes)
-        ends = [*plan.cuts, plan.upto][1:]
-        names = [f"part-{first:020d}-{end:020d}.{_SUFFIX[format]}" for first, end in zip(plan.cuts, ends, strict=True)]
-        sizes = {item.path: item.size for item in store.list("part-") if item.size}  # an empty one is no part
-        total, done = plan.upto - plan.since, 0
-        missing: list[PartTask] = []
-        for name, first, end in zip(names, plan.cuts, ends, strict=True):
-            if name in sizes:
-                done += end - first
-            else:
-                missing.append(PartTask(store, name, format, first, end, spans_between(source, first, end)))
-        on_progress(done, total)
-        for task, size in run_located(source, missing, pool or ThreadPool(), f"export to {store.url}"):
-            sizes[task.name] = size
-            done += task.next - task.first
-            on_progress(done, total)
-        parts = [
-            ExportedPart(name, first, end, sizes[name]) for name, first, end in zip(names, plan.cuts, ends, strict=True)
-        ]
-        _check_history(plan, source, store)  # the log may have been restored meanwhile
-        _check_stored(parts, store)
-        manifest = ExportManifest(plan.log_id, plan.since, plan.upto, format, total, tuple(parts), plan.cursor)
-        store.put(MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
+
+        def new() -> ExportPlan:
+            first = source.position_of(since)
+            cursor, cuts = job.cut(first, upto, part_bytes)
+            return ExportPlan(source.log_id, first, cursor.next, format, cuts, str(cursor))
+
+        plan = job.begun(PLAN, ExportPlan, new, ["part-"])
+        _check_same(plan, job, since, upto, format)
+        try:
+            names = parts_of(plan.since, plan.cuts, plan.upto, f"part-{{:020d}}-{{:020d}}.{format}")
+        except ValueError as error:
+            raise job.damaged(PLAN, error) from error
+        sizes = job.write(names, partial(PartTask, job.store, format), f"export to {job.store.url}")
+        parts = tuple(ExportedPart(name, first, end, sizes[name]) for name, first, end in names)
+        job.check_history(plan.cursor)  # the log may have been restored meanwhile
+        _check_stored(parts, job.store)
+        total = plan.upto - plan.since
+        manifest = ExportManifest(plan.log_id, plan.since, plan.upto, format, total, parts, plan.cursor)
+        job.store.put(MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)))
         return manifest
 
 
-def _planned(
-    log: LogReading,
-    store: ObjectStore,
-    since: Start,
-    upto: int | None,
-    kind: ExportFormat,
-    part_bytes: int,
-) -> ExportPlan:
-    """The stored plan; a new one if there is none."""
-    if any(item.path == _LOG for item in store.list(_LOG)):
-        raise InvalidInput(
-            f"{store.url} holds a log, and an export must not lie among its objects: export into another folder."
-        )
-    found = next(iter(store.list("part-")), None)  # first: the plan of any part is stored before it
-    try:
-        plan = _decoded(store, PLAN, ExportPlan)
-    except NotFound:
-        if found is not None:
-            raise InvalidInput(
-                f"{store.url} has {found.path}, and no {PLAN} that says of which export it is: export into another "
-                "folder, or delete the parts."
-            ) from None
-        plan = _new_plan(log, since, upto, kind, part_bytes)
-        try:
-            store.put_if(PLAN, msgspec.json.encode(plan), ABSENT)
-        except AlreadyExists:  # another process was first, or the answer was lost
-            plan = _decoded(store, PLAN, ExportPlan)
-    _check_same(plan, log, store, since, upto, kind)
-    ends = [*plan.cuts, plan.upto]
-    if ends[0] != plan.since or any(first >= end for first, end in pairwise(ends)):
-        raise CorruptData(f"{store.url}/{PLAN} is damaged: its parts leave its range. Export into another folder.")
-    return plan
-
-
-def _new_plan(
-    log: LogReading,
-    since: Start,
-    upto: int | None,
-    kind: ExportFormat,
-    part_bytes: int,
-) -> ExportPlan:
-    first, end = log.position_of(since), log.bounds().next
-    if upto is not None and upto > end:
-        raise InvalidInput(f"upto is {upto:,}, and the log ends at {end:,}: export less, or later.")
-    end = end if upto is None else upto
-    if end < first:
-        raise InvalidInput(
-            f"The range begins at {first:,}, which is behind its end, {end:,}: begin earlier, or end later."
-        )
-    cursor = log.cursor_at(end)  # before the spans, so that a restore in between is detected
-    spans = spans_between(log, first, end)
-    wanted = max(1, -(-sum(span.size for span in spans) // max(1, part_bytes)))
-    cuts = tuple(group[0].first for group in divided(spans, wanted) if group)
-    return ExportPlan(log.log_id, first, end, kind, cuts, str(cursor))
-
-
 def _check_same(
-    stored: ExportPlan | ExportManifest,
-    log: LogReading,
-    store: ObjectStore,
-    since: Start,
-    upto: int | None,
-    kind: ExportFormat,
+    found: ExportPlan | ExportManifest, job: RangeJob, since: Start, upto: int | None, kind: ExportFormat
 ) -> None:
     """``InvalidInput`` if the export at the target is of another log, range or format."""
-    if stored.log_id != log.log_id:
-        raise InvalidInput(f"{store.url} has an export of another log ({stored.log_id}): export into another folder.")
-    if stored.format != kind:
-        raise InvalidInput(f"{store.url} has an export as {stored.format}: export as {kind} into another folder.")
-    is_elsewhere = since != "retained" and log.position_of(since) != stored.since
-    if isinstance(since, datetime) and stored.since < log.bounds().first:
+    log, url = job.log, job.store.url
+    if found.log_id != log.log_id:
+        raise InvalidInput(f"{url} has an export of another log ({found.log_id}): export into another folder.")
+    if found.format != kind:
+        raise InvalidInput(f"{url} has an export as {found.format}: export as {kind} into another folder.")
+    is_elsewhere = since != "retained" and log.position_of(since) != found.since
+    if isinstance(since, datetime) and found.since < log.bounds().first:
         is_elsewhere = False  # the records of that time are no longer in the log
-    if is_elsewhere or (upto is not None and upto != stored.upto):
+    if is_elsewhere or (upto is not None and upto != found.upto):
         raise InvalidInput(
-            f"{store.url} has an export from offset {stored.since:,} up to {stored.upto:,}: ask for the same range, or "
+            f"{url} has an export from offset {found.since:,} up to {found.upto:,}: ask for the same range, or "
             "export into another folder."
         )
-    _check_history(stored, log, store)
-
-
-def _check_history(stored: ExportPlan | ExportManifest, log: LogReading, store: ObjectStore) -> None:
-    """``Diverged`` if the log has other records in the range now."""
-    if not is_same_history(log, Cursor.parse(stored.cursor)):
-        raise Diverged(
-            f"{store.url} has an export of records that {log!r} does not have now: the log was restored from a copy, "
-            "and has grown differently since. Export into another folder."
-        )
+    job.check_history(found.cursor)
 
 
 def _check_stored(parts: Sequence[ExportedPart], store: ObjectStore) -> None:
@@ -242,23 +166,13 @@ def _check_stored(parts: Sequence[ExportedPart], store: ObjectStore) -> None:
         )
 
 
-def _decoded(store: ObjectStore, path: str, kind: type[T]) -> T:
-    data = store.get(path).data
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError as error:
-        raise CorruptData(
-            f"{store.url}/{path} is damaged, or not of an export: {error}. Export into another folder."
-        ) from error
-
-
 @dataclass(frozen=True)
 class PartTask:
     """Writes one part, whole or not at all; returns its size. Writing it again gives the same records."""
 
     store: ObjectStore
-    name: str
     format: ExportFormat
+    name: str
     first: int
     next: int
     spans: tuple[Span, ...]

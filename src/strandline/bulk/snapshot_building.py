@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
 import msgspec
 import pyarrow as pa
 
+from strandline.bulk.range_jobs import RangeJob, parts_of
 from strandline.bulk.snapshot_tasks import MergeTask, ReduceTask, counts_in, merged_prefix, states
-from strandline.errors import AlreadyExists, CorruptData, Diverged, InvalidInput, NotFound, NullKey
+from strandline.errors import AlreadyExists, Diverged, InvalidInput, NotFound, NullKey
 from strandline.followers.stores.append_log import seal_frames
 from strandline.followers.stores.append_log_file import encode_columns
 from strandline.log.addressed import log_at
 from strandline.log.contract import READING, LogReading, require
-from strandline.log.read.planning import divided
-from strandline.log.read.span_tasks import is_same_history, run_located, spans_between
+from strandline.log.read.span_tasks import is_same_history
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
-from strandline.model.sink import Store, StorePosition
+from strandline.model.sink import StorePosition
 from strandline.model.snapshot import Snapshot
 from strandline.snapshots.artifacts import Artifacts
 from strandline.snapshots.sealed import check_snapshot
 from strandline.snapshots.staging import check_free, scratch_folder
 from strandline.storage.disk import DISK
 from strandline.storage.env import SYSTEM
-from strandline.storage.objects.store import ABSENT, ObjectStore
+from strandline.storage.objects.store import ObjectStore
 from strandline.storage.objects.urls import open_store
 from strandline.storage.task_pool import TaskPool, ThreadPool
 from strandline.tables.files.layout import shares
@@ -41,6 +41,9 @@ PLAN: Final = "snapshot-plan.json"
 GROUP_BYTES: Final = 64 << 20
 """Approximate stored bytes of the log that one task reduces, and that one share of the keys has."""
 _MOST_SHARES: Final = 4096
+_SCRATCH: Final = ("reduced-", "merged-")
+"""How the names of the objects in the scratch begin."""
+_REMEDY: Final = "name another address for the scratch"
 
 
 class SnapshotPlan(msgspec.Struct, frozen=True):
@@ -92,9 +95,9 @@ def build_snapshot(
         snapshot = _sealed(folder, source, kind, upto)
         if snapshot is None:
             check_free(folder, disk=DISK)
-            job = _Build(source, store, pool or ThreadPool(), on_progress)
+            job = RangeJob(source, store, pool or ThreadPool(), on_progress, _REMEDY)
             try:
-                snapshot = job.run(folder, kind, upto, group_bytes)
+                snapshot = _built(job, folder, kind, upto, group_bytes)
             except NullKey:
                 if scratch is None:
                     _remove_empty(f"{folder}.scratch")
@@ -129,132 +132,66 @@ def _sealed(folder: str, log: LogReading, kind: str, upto: int | None) -> Snapsh
         raise AlreadyExists(
             f"{folder} holds a snapshot of kind {found.kind} at {found.cursor}: build this one in another folder."
         )
-    _check_history(log, found.cursor, folder)
+    if not is_same_history(log, found.cursor):
+        raise Diverged(
+            f"{folder} has records that {log!r} does not have now: the log was restored from a copy, and has grown "
+            "differently since. Delete it, and build the snapshot again."
+        )
     return found
 
 
-def _check_history(log: LogReading, cursor: Cursor, where: str) -> None:
-    if not is_same_history(log, cursor):
-        raise Diverged(
-            f"{where} has records that {log!r} does not have now: the log was restored from a copy, and has grown "
-            "differently since. Delete it, and build the snapshot again."
-        )
+def _built(job: RangeJob, folder: str, kind: SnapshotKind, upto: int | None, group_bytes: int) -> Snapshot:
+    """Reduce, merge and seal."""
+    log, store = job.log, job.store
 
+    def new() -> SnapshotPlan:
+        cursor, cuts = job.cut(0, upto, group_bytes)
+        return SnapshotPlan(log.log_id, cursor.next, cuts, len(shares(min(len(cuts), _MOST_SHARES))), str(cursor))
 
-class _Build:
-    """One build, in its scratch."""
-
-    def __init__(
-        self, log: LogReading, store: ObjectStore, pool: TaskPool, on_progress: Callable[[int, int], None]
-    ) -> None:
-        self._log = log
-        self._store = store
-        self._pool = pool
-        self._on_progress = on_progress
-
-    def run(self, folder: str, kind: SnapshotKind, upto: int | None, group_bytes: int) -> Snapshot:
-        """Reduce, merge and seal."""
-        plan = self._planned(upto, group_bytes)
-        cursor = Cursor.parse(plan.cursor)
-        try:
-            merged = self._merged(plan, self._reduced(plan))
-        except NullKey:
-            _clean(self._store, cursor)  # another call would find the same record
-            raise
-        _check_history(self._log, cursor, self._store.url)  # the log may have been restored meanwhile
-        pieces = sum(counts_in(name)[1] for name in merged)
-        found = states(self._store, merged)
-        if kind == "rocksdb":
-            return _sealed_rocks(folder, found, cursor)
-        position = StorePosition(cursor)
-        return seal_frames(folder, lambda term, time: encode_columns(found, pieces, position, term, time), cursor)
-
-    def _planned(self, upto: int | None, group_bytes: int) -> SnapshotPlan:
-        """The stored plan; a new one if there is none."""
-        if any(item.path == "log.json" for item in self._store.list("log.json")):
-            raise InvalidInput(f"{self._store.url} holds a log and cannot be the scratch: name another address.")
-        try:
-            plan = _stored_plan(self._store)
-        except NotFound:
-            if _scratch_in(self._store):
-                raise InvalidInput(
-                    f"{self._store.url} has scratch of a build without its {PLAN}: delete it, or name another address."
-                ) from None
-            plan = self._new_plan(upto, group_bytes)
-            try:
-                self._store.put_if(PLAN, msgspec.json.encode(plan), ABSENT)
-            except AlreadyExists:  # another process was first, or the answer was lost
-                plan = _stored_plan(self._store)
-        if plan.log_id != self._log.log_id or upto not in (None, plan.upto):
-            raise InvalidInput(
-                f"{self._store.url} has the scratch of another snapshot, of {plan.log_id} up to {plan.upto:,}: finish "
-                "that one, or name another address."
-            )
-        _check_history(self._log, Cursor.parse(plan.cursor), self._store.url)
-        return plan
-
-    def _new_plan(self, upto: int | None, group_bytes: int) -> SnapshotPlan:
-        end = self._log.bounds().next
-        if upto is not None and upto > end:
-            raise InvalidInput(f"upto is {upto:,}, and the log ends at {end:,}: build it later.")
-        end = end if upto is None else upto
-        cursor = self._log.cursor_at(end)  # before the spans, so that a restore in between is detected
-        spans = spans_between(self._log, 0, end)
-        wanted = max(1, -(-sum(span.size for span in spans) // max(1, group_bytes)))
-        cuts = tuple(group[0].first for group in divided(spans, wanted) if group)
-        return SnapshotPlan(self._log.log_id, end, cuts, len(shares(min(len(cuts), _MOST_SHARES))), str(cursor))
-
-    def _reduced(self, plan: SnapshotPlan) -> list[str]:
-        """The newest records of all ranges; those that are missing are written."""
-        ends = [*plan.cuts, plan.upto][1:]
-        there = {item.path for item in self._store.list("reduced-")}
-        tasks, names, done = [], [], 0
-        for first, end in zip(plan.cuts, ends, strict=True):
-            name = f"reduced-{plan.shares:04d}-{first:020d}-{end:020d}.arrow"
-            names.append(name)
-            if name in there:
-                done += end - first
-            else:
-                spans = spans_between(self._log, first, end)
-                tasks.append(ReduceTask(self._store, name, plan.shares, first, end, spans))
-        self._on_progress(done, plan.upto)
-        for task, _ in run_located(self._log, tasks, self._pool, f"snapshot of {self._log!r}: newest records"):
-            done += task.next - task.first
-            self._on_progress(done, plan.upto)
-        return names
-
-    def _merged(self, plan: SnapshotPlan, sources: Sequence[str]) -> list[str]:
-        """The states of all shares, in order; those that are missing are written."""
-        there = {counts_in(item.path)[0]: item.path for item in self._store.list(merged_prefix(plan.upto))}
-        tasks = [
-            MergeTask(self._store, tuple(sources), plan.upto, plan.shares, number)
-            for number in range(plan.shares)
-            if number not in there
-        ]
-        for place, name in self._pool.run(tasks, f"snapshot of {self._log!r}: state"):
-            there[tasks[place].number] = name
-        return [there[number] for number in range(plan.shares)]
-
-
-def _stored_plan(store: ObjectStore) -> SnapshotPlan:
-    data = store.get(PLAN).data
+    plan = job.begun(PLAN, SnapshotPlan, new, _SCRATCH)
     try:
-        plan = msgspec.json.decode(data, type=SnapshotPlan)
-        ends = [*plan.cuts, plan.upto]
+        ranges = parts_of(0, plan.cuts, plan.upto, f"reduced-{plan.shares:04d}-{{:020d}}-{{:020d}}.arrow")
         if not 1 <= plan.shares <= _MOST_SHARES or plan.shares.bit_count() != 1:
-            raise ValueError(f"{plan.shares} shares")  # noqa: TRY301 - one sentence for all
-        if ends[0] != 0 or any(first >= end for first, end in pairwise(ends)):
-            raise ValueError("its ranges do not follow each other")  # noqa: TRY301
-    except (msgspec.DecodeError, ValueError) as error:
-        raise CorruptData(f"{store.url}/{PLAN} is damaged: {error}. Delete the scratch.") from error
-    return plan
+            raise ValueError(f"{plan.shares} shares")  # noqa: TRY301 - one sentence for both
+    except ValueError as error:
+        raise job.damaged(PLAN, error) from error
+    if plan.log_id != log.log_id or upto not in (None, plan.upto):
+        raise InvalidInput(
+            f"{store.url} has the scratch of another snapshot, of {plan.log_id} up to {plan.upto:,}: finish that one, "
+            "or name another address."
+        )
+    job.check_history(plan.cursor)
+    cursor = Cursor.parse(plan.cursor)
+    try:
+        job.write(ranges, partial(ReduceTask, store, plan.shares), f"snapshot of {log!r}: newest records")
+    except NullKey:
+        _clean(store, cursor)  # another call would find the same record
+        raise
+    merged = _merged(job, plan, tuple(name for name, _, _ in ranges))
+    job.check_history(plan.cursor)  # the log may have been restored meanwhile
+    pieces = sum(counts_in(name)[1] for name in merged)
+    found = states(store, merged)
+    if kind == "rocksdb":
+        return _sealed_rocks(folder, found, cursor)
+    position = StorePosition(cursor)
+    return seal_frames(folder, lambda term, time: encode_columns(found, pieces, position, term, time), cursor)
+
+
+def _merged(job: RangeJob, plan: SnapshotPlan, sources: tuple[str, ...]) -> list[str]:
+    """The states of all shares, in order; those that are missing are written."""
+    there = {counts_in(item.path)[0]: item.path for item in job.store.list(merged_prefix(plan.upto))}
+    missing = [number for number in range(plan.shares) if number not in there]
+    tasks = [MergeTask(job.store, sources, plan.upto, plan.shares, number) for number in missing]
+    for place, name in job.pool.run(tasks, f"snapshot of {job.log!r}: state"):
+        there[missing[place]] = name
+    return [there[number] for number in range(plan.shares)]
 
 
 def _clean(store: ObjectStore, cursor: Cursor) -> None:
     """Remove the scratch of this snapshot only. The plan goes last: scratch without a plan cannot be continued."""
     try:
-        plan = _stored_plan(store)
-    except (NotFound, CorruptData):
+        plan = msgspec.json.decode(store.get(PLAN).data, type=SnapshotPlan)
+    except (NotFound, msgspec.DecodeError):
         return
     if (plan.log_id, plan.upto) != (cursor.log_id, cursor.next):
         return
@@ -264,7 +201,7 @@ def _clean(store: ObjectStore, cursor: Cursor) -> None:
 
 
 def _scratch_in(store: ObjectStore) -> list[str]:
-    return [item.path for prefix in ("reduced-", "merged-") for item in store.list(prefix)]
+    return [item.path for prefix in _SCRATCH for item in store.list(prefix)]
 
 
 def _remove_orphans(store: ObjectStore) -> None:
@@ -282,13 +219,12 @@ def _sealed_rocks(folder: str, found: Iterator[tuple[pa.Array, pa.Array]], curso
     with scratch_folder(folder, env=SYSTEM) as place:
         store: Any = RocksStore.open(f"{place}/store", sync=False)
         with contextlib.closing(store):
-            return _filled(store, found, cursor).export_to(folder)
-
-
-def _filled(store: Store, found: Iterator[tuple[pa.Array, pa.Array]], cursor: Cursor) -> Store:
-    store.begin_resync(cursor.log_id)
-    for keys, values in found:
-        ops = pa.Array.from_buffers(pa.int8(), len(keys), [None, pa.py_buffer(bytes(len(keys)))])  # all are puts
-        store.resync(pa.table({"op": ops, "key": keys, "value": values}))
-    store.end_resync(cursor)
-    return store
+            store.begin_resync(cursor.log_id)
+            for keys, values in found:
+                ops = pa.Array.from_buffers(
+                    pa.int8(), len(keys), [None, pa.py_buffer(bytes(len(keys)))]
+                )  # all are puts
+                store.resync(pa.table({"op": ops, "key": keys, "value": values}))
+            store.end_resync(cursor)
+            snapshot: Snapshot = store.export_to(folder)
+            return snapshot

@@ -43,9 +43,9 @@ class ReduceTask:
     """Writes the newest record of each key among some offsets, deletes too, whole or not at all. Repeatable."""
 
     store: ObjectStore
-    name: str
     shares: int
     """How many shares of the keys there are: a power of two."""
+    name: str
     first: int
     next: int
     spans: tuple[Span, ...]
