@@ -435,11 +435,11 @@ def test_few_large_records_among_many_small_ones_are_appended_in_parts_that_fit(
     batch = record_batch(timestamps=[1] * 803, ops=[0] * 803, keys=[None] * 803, values=rows)
     source = MemoryLog()
     append(source, batch)
-    pieces = list(pieces_of(table(source, 0, 803), 803, most=1500))
-    assert sum(piece.records.num_rows for piece in pieces) == 803
-    assert max(piece.records.nbytes for piece in pieces if piece.records.num_rows > 1) <= 1500
-    positions = [0, *(piece.next for piece in pieces)]
-    assert [later - before for before, later in pairwise(positions)] == [piece.records.num_rows for piece in pieces]
+    pieces = list(pieces_of(table(source, 0, 803).to_batches(), 803, most=1500))
+    assert sum(piece.num_rows for piece, _ in pieces) == 803
+    assert max(piece.nbytes for piece, _ in pieces if piece.num_rows > 1) <= 1500
+    positions = [0, *(behind for _, behind in pieces)]
+    assert [later - before for before, later in pairwise(positions)] == [piece.num_rows for piece, _ in pieces]
 
 
 def test_an_interrupted_ingest_does_not_try_an_unreachable_target_again():

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from os import PathLike
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, cast
 
 import pyarrow as pa
 
 from strandline.errors import CorruptData, InvalidInput, StrandlineError, Unsupported
-from strandline.ingestion.api import open_source, open_target
+from strandline.ingestion.api import entered, open_source, open_target
 from strandline.ingestion.history import proving_end
 from strandline.ingestion.log_sink import TARGET, LogSink, pieces_of
 from strandline.ingestion.run import Ingested, IngestProgress, pinned, resume_ingest
@@ -48,8 +48,6 @@ TASK_POSITIONS: Final = 500_000
 """How many positions of a stream one task ingests: their bytes are not known before."""
 WAVE: Final = 4
 """Tasks per worker whose batches are listed together."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,31 +94,23 @@ class IngestTask:
         """Fetch, check and stage."""
         found: list[BatchListing] = []
         number = self.number
-        for records, upto in self._parts():
-            for piece in pieces_of(records, upto, whole=self.is_whole):
-                found.append(self.append.stage_numbered(piece.records, number, piece.next))
-                number = piece.next
+        for piece, behind in pieces_of(self._batches(), self.range.next, whole=self.is_whole):
+            found.append(self.append.stage_numbered(piece, number, behind))
+            number = behind
         return found
 
-    def _parts(self) -> Iterator[tuple[pa.Table, int]]:
-        """Tables of a bounded size, each with the position behind it."""
-        held: list[pa.RecordBatch] = []
-        size, last = 0, self.range.first - 1
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        """The source's batches; ``CorruptData`` unless they are of this range, in order."""
+        last = self.range.first - 1
         for batch in self.range.read():
-            if not batch.num_rows:
-                continue
-            first, end = batch.column(0)[0].as_py(), batch.column(0)[-1].as_py()
-            if first < last or end >= self.range.next or (first == last and not self.is_whole):
-                raise CorruptData(
-                    f"The source gave offset {first} after {last}, of {self.range.first} up to {self.range.next}."
-                )
-            if held and first > last and size + batch.nbytes > TASK_BYTES:
-                yield pa.Table.from_batches(held), first
-                held, size = [], 0
-            held.append(batch)
-            size, last = size + batch.nbytes, end
-        if held:
-            yield pa.Table.from_batches(held), self.range.next
+            if batch.num_rows:
+                first, end = batch.column(0)[0].as_py(), batch.column(0)[-1].as_py()
+                if first < last or end >= self.range.next or (first == last and not self.is_whole):
+                    raise CorruptData(
+                        f"The source gave offset {first} after {last}, of {self.range.first} up to {self.range.next}."
+                    )
+                last = end
+                yield batch
 
 
 @checked
@@ -147,10 +137,15 @@ def ingest(
     ``Unsupported`` for a target that is no object log: ingest into one, or without a pool.
     """
     with contextlib.ExitStack() as held:
+        if isinstance(source, MessageStream):
+            raise InvalidInput("Give a stream by its address, such as kafka://host:port/topic/0: each task opens it.")
         _check_address(target)
-        copied, reopen = _opened(source, source_options or {}, held)
-        log: Any = open_target(target, **(target_options or {})) if isinstance(target, (str, PathLike)) else target
-        hot = _object_log(log)
+        copied: Log = entered(source, open_source, source_options, held)
+        is_stream = isinstance(copied, MessageStream)
+        reopen = partial(open_source, cast("Address", source), **(source_options or {})) if is_stream else None
+        hot = hot_tier(entered(target, open_target, target_options, held))
+        if not isinstance(hot, ObjectLog):
+            raise _no_object_log(repr(target))
         require(copied, "ingested", *READING)
         require(hot, "the target of an ingest", *TARGET)
         if copied.log_id == hot.log_id:
@@ -169,38 +164,16 @@ def ingest(
         held.enter_context(pinned(copied, first.next, env=SYSTEM))
         job = _IngestJob(copied, hot, pool or ThreadPool(), reopen, formats, on_progress)
         reached, records = job.run(first, None if stored is None else stored.number, end)
-    last = sink.last_append(copied.log_id)
-    return Ingested(reached, None if last is None else hot.cursor_at(last.first + last.count), records)
-
-
-def _opened(
-    source: Address | Log, options: Mapping[str, Any], held: contextlib.ExitStack
-) -> tuple[Log, Callable[[], MessageStream] | None]:
-    """The source, and for a stream how a task opens it."""
-    if isinstance(source, MessageStream):
-        raise InvalidInput("Give a stream by its address, such as kafka://host:port/topic/0: each task opens it.")
-    if not isinstance(source, (str, PathLike)):
-        return source, None
-    opened = open_source(source, **options)
-    if hasattr(opened, "close"):
-        held.callback(opened.close)
-    return opened, partial(open_source, source, **options) if isinstance(opened, MessageStream) else None
+        last = sink.last_append(copied.log_id)
+        return Ingested(reached, None if last is None else hot.cursor_at(last.first + last.count), records)
 
 
 def _check_address(target: object) -> None:
     """Refuse the address of another kind of log, before one is created there."""
-    if not isinstance(target, (str, PathLike)):
-        return
-    place = ParsedAddress.of(target)
-    if place.is_wal or place.is_node:
-        raise _no_object_log(str(target))
-
-
-def _object_log(target: Any) -> ObjectLog:
-    hot = hot_tier(target)
-    if not isinstance(hot, ObjectLog):
-        raise _no_object_log(repr(target))
-    return hot
+    if isinstance(target, (str, PathLike)):
+        place = ParsedAddress.of(target)
+        if place.is_wal or place.is_node:
+            raise _no_object_log(str(target))
 
 
 def _no_object_log(target: str) -> Unsupported:

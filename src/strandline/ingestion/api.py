@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from os import PathLike
 from threading import Event as StopEvent
-from typing import Any
+from typing import Any, TypeVar
 
 from strandline.errors import InvalidInput
 from strandline.followers.run import Batching
@@ -21,6 +21,8 @@ from strandline.model.cursor import Start
 from strandline.opening import open_url
 from strandline.storage.closing import Closing
 from strandline.storage.env import SYSTEM, Env
+
+T = TypeVar("T")
 
 
 @checked
@@ -78,8 +80,8 @@ def ingest(
     """
     with contextlib.ExitStack() as opened:
         return ingest_log(
-            _opened_source(source, source_options or {}, opened),
-            _opened_target(target, target_options or {}, opened),
+            entered(source, open_source, source_options, opened),
+            entered(target, open_target, target_options, opened),
             slot=slot,
             start=start,
             skip_trimmed=skip_trimmed,
@@ -91,11 +93,16 @@ def ingest(
         )
 
 
-def _opened_source(source: Address | Log, options: Mapping[str, Any], opened: contextlib.ExitStack) -> Log:
-    if not isinstance(source, (str, PathLike)):
-        return source
-    log: Log = _closed_at_end(open_source(source, **options), opened)
-    return log
+def entered(
+    log: T | Address, open_: Callable[..., T], options: Mapping[str, Any] | None, opened: contextlib.ExitStack
+) -> T:
+    """The given log; or the one at an address, which is closed at the end."""
+    if not isinstance(log, (str, PathLike)):
+        return log
+    found = open_(log, **(options or {}))
+    if isinstance(found, Closing):
+        opened.enter_context(found)
+    return found
 
 
 def open_source(address: Address, **options: Any) -> Any:
@@ -117,18 +124,7 @@ def _stream_options(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _opened_target(target: Address | TargetLog, options: Mapping[str, Any], opened: contextlib.ExitStack) -> TargetLog:
-    if not isinstance(target, (str, PathLike)):
-        return target
-    log: TargetLog = _closed_at_end(open_target(target, **options), opened)
-    return log
-
-
 def open_target(address: Address, **options: Any) -> Any:
     """The target at an address; an object log or a write-ahead log is created if there is none."""
     is_node = ParsedAddress.of(address).is_node
     return open_url(address, **options) if is_node else open_url(address, create=True, **options)
-
-
-def _closed_at_end(log: Any, opened: contextlib.ExitStack) -> Any:
-    return opened.enter_context(log) if isinstance(log, Closing) else log

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple, Protocol, final, runtime_checkable
+from typing import Final, Protocol, final, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
@@ -42,33 +42,27 @@ class TargetLog(LogReading, Protocol):
         """The last append of a source; None if there was none."""
 
 
-class SourcePiece(NamedTuple):
-    """Records of one append, and the position in the source behind them."""
-
-    records: pa.Table
-    next: int
-
-
-def pieces_of(records: pa.Table, upto: int, *, most: int = APPEND_BYTES, whole: bool = False) -> Iterator[SourcePiece]:
-    """The records of a range in appends of about ``most`` bytes, in order; the last one reaches ``upto``.
+def pieces_of(
+    batches: Iterable[pa.RecordBatch], upto: int, *, most: int = APPEND_BYTES, whole: bool = False
+) -> Iterator[tuple[pa.Table, int]]:
+    """The records of a range in appends of about ``most`` bytes, each with the position in the source behind it.
 
     Records with the same offset, as in a batch of a queue of version 1, are never separated. ``whole``: each offset is
     an append of its own.
     """
-    batches = [batch for batch in records.to_batches() if batch.num_rows]
     held: list[pa.RecordBatch] = []
     size = 0
-    for batch in _cut(batches, most):
+    for batch in _cut((batch for batch in batches if batch.num_rows), most):
         first = batch.column(0)[0].as_py()
         # Records with one offset stay together: their position cannot be told apart.
         is_border = bool(held) and held[-1].column(0)[-1].as_py() != first
         if is_border and (whole or size + batch.nbytes > most):
-            yield _piece(held, first)
+            yield _joined(held), first
             held, size = [], 0
         held.append(batch)
         size += batch.nbytes
     if held:
-        yield _piece(held, upto)
+        yield _joined(held), upto
 
 
 def _cut(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
@@ -81,8 +75,8 @@ def _cut(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatc
             yield from _cut((batch.slice(0, half), batch.slice(half)), most)
 
 
-def _piece(batches: list[pa.RecordBatch], upto: int) -> SourcePiece:
-    return SourcePiece(pa.Table.from_batches(batches).select(RECORD_SCHEMA.names), upto)
+def _joined(batches: list[pa.RecordBatch]) -> pa.Table:
+    return pa.Table.from_batches(batches).select(RECORD_SCHEMA.names)
 
 
 @final
@@ -166,13 +160,6 @@ class LogSink:
         """Prove records without a fingerprint, such as those of a cold tier, by a cursor of the source behind them."""
         self._later = later
 
-    def _proof(self, upto: Cursor) -> SourceProof | None:
-        """The proof of a range: its end, or a later cursor."""
-        own = SourceProof.at(upto)
-        if own is None and self._later is not None and self._later.next >= upto.next:
-            return SourceProof.at(self._later)
-        return own
-
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
         """Append the records of a range, with the position ``upto``; durable when it returns.
 
@@ -184,13 +171,15 @@ class LogSink:
         writer = source_writer(str(since.log_id))
         number = since.next if self._number is None else self._number
         self._shown = since if self._shown is None else self._shown
-        proof = self._proof(upto)
-        for piece in pieces_of(rest, upto.next, whole=self._whole):
+        proof = SourceProof.at(upto)
+        if proof is None and self._later is not None and self._later.next >= upto.next:
+            proof = SourceProof.at(self._later)
+        for piece, behind in pieces_of(rest.to_batches(), upto.next, whole=self._whole):
             # A piece before the last one has the proof of the range, too: that is of a later position.
-            self._append(piece.records, proven(advancing(writer, piece.next - number), proof), number)
-            self._number = number = piece.next
+            self._append(piece, proven(advancing(writer, behind - number), proof), number)
+            self._number = number = behind
             self._shown = self._at = upto if number == upto.next else since.at(number)
-            self.records += piece.records.num_rows
+            self.records += piece.num_rows
         self._at = upto
 
     def _append(self, records: pa.Table, writer: WriterId, number: int) -> Receipt:

@@ -42,7 +42,6 @@ from strandline.log.slots.pin import SlotPin
 from strandline.model.cursor import NO_LIMIT, Cursor, Limit, Span, Start
 from strandline.node.api import Primary
 from strandline.node.flight.client.remote_log import RemoteLog
-from strandline.storage.clock import Clock
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.retry import Backoff
 from strandline.tier.read.tiered_log import TieredLog
@@ -53,7 +52,6 @@ _FIRST_COUNT: Final = 1024
 _GROWTH: Final = 8
 PATIENCE: Final = Backoff(attempts=40, base=0.25, ceiling=30.0)
 """Failures in a row that an ingest with ``follow`` survives: outages of about a quarter of an hour."""
-_STOP_POLL: Final = 0.25
 _BATCHING: Final = Batching(records=1 << 20, bytes=32 << 20, window=0.1)
 
 
@@ -335,14 +333,7 @@ def _follow(
             _LOGGER.warning("The ingest of %r was interrupted, and is tried again: %s", source, error)
             sink.begin_again()
             is_interrupted = True
-            _pause(PATIENCE.pause(failures - 1, env.chance.jitter()), stop, env.clock)
-
-
-def _pause(seconds: float, stop: StopEvent | None, clock: Clock) -> None:
-    """Sleep, but not longer than until ``stop`` is set."""
-    while seconds > 0 and (stop is None or not stop.is_set()):
-        clock.sleep(min(seconds, _STOP_POLL))
-        seconds -= _STOP_POLL
+            env.clock.wait(stop or StopEvent(), PATIENCE.pause(failures - 1, env.chance.jitter()))
 
 
 def _lost_with_its_primary(source: BoundedReads, slot: str) -> bool:

@@ -24,34 +24,27 @@ class FormatFollower:
     """The versions of the source that the target has; None before the first look, which all sources get."""
 
     def match(self) -> None:
-        """Record new versions of the source in the target; raises as :func:`match_formats`.
+        """Record what is new in the source in a target that has nothing yet, or an older version of the same format.
 
         Called after records were read and before they are appended: then the target names the version of each of its
-        records. A log of plain bytes is not asked again.
+        records. A log of plain bytes is not asked again; as a target that has records it stays one, and so does a log
+        without a place for a format. ``SchemaRefused`` if the target names a format that does not decode the values.
         """
         if self._known == ():
             return
         given = named_versions(self.source)
-        if given != self._known:
-            match_formats(self.source, self.target)
-            self._known = given
-
-
-def match_formats(source: Any, target: Any) -> None:
-    """Record the source's value format in a target that has nothing yet, or that has an older version of it.
-
-    ``SchemaRefused`` if the target names a format that does not decode the source's values. A log of plain bytes that
-    has records stays one, and so does a log without a place for a format.
-    """
-    given, known = named_versions(source), named_versions(target)
-    is_older = len(known) < len(given) and all(map(lambda ours, theirs: ours.is_same_format(theirs), known, given))
-    evolve = getattr(target, "evolve_value", None) if is_older and (known or target.end().next == 0) else None
-    if evolve is not None:
-        try:
-            codecs = [codec_of(version, "the source") for version in given[len(known) :]]
-        except (UnsupportedVersion, CorruptData, MissingExtra) as error:
-            _LOGGER.warning("The target %r does not get the value format of its source: %s", target, error)
-            codecs = []
-        for codec in codecs:
-            evolve(codec)
-    check_copied(given, named_versions(target), f"The target {target!r}")
+        if given == self._known:
+            return
+        known = named_versions(self.target)
+        is_older = len(known) < len(given) and all(map(lambda ours, theirs: ours.is_same_format(theirs), known, given))
+        evolve = getattr(self.target, "evolve_value", None)
+        if is_older and evolve is not None and (known or self.target.end().next == 0):
+            try:
+                codecs = [codec_of(version, "the source") for version in given[len(known) :]]
+            except (UnsupportedVersion, CorruptData, MissingExtra) as error:
+                _LOGGER.warning("The target %r does not get the value format of its source: %s", self.target, error)
+                codecs = []
+            for codec in codecs:
+                evolve(codec)
+        check_copied(given, named_versions(self.target), f"The target {self.target!r}")
+        self._known = given
