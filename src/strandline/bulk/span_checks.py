@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -150,14 +151,6 @@ def _check_times(span: Span, batches: Sequence[pa.RecordBatch]) -> None:
         )
 
 
-def _marked(spans: Iterable[Span]) -> Iterator[_CheckedSpan]:
-    """The spans to check, the first of each segment marked."""
-    path = None
-    for span in spans:
-        before, path = path, span.path if isinstance(span, ColdSpan) else None
-        yield _CheckedSpan(span, is_first=path is not None and path != before)
-
-
 def _offsets(span: Span, records: int) -> pa.Array:
     """The offsets that the records of a span have to have."""
     if isinstance(span, SpanOfBatches):
@@ -176,7 +169,12 @@ class _CheckedSpans:
 
     def tables(self) -> Iterator[pa.Table]:
         """The records of each readable span."""
-        for checked, batches in fetch_in_order(_marked(self.spans), columns=READ_SCHEMA.names, ahead=AHEAD):
+        paths = [span.path if isinstance(span, ColdSpan) else None for span in self.spans]
+        marked = (
+            _CheckedSpan(span, is_first=path is not None and path != before)
+            for span, path, before in zip(self.spans, paths, [None, *paths], strict=False)
+        )
+        for checked, batches in fetch_in_order(marked, columns=READ_SCHEMA.names, ahead=AHEAD):
             self.reached = checked.span.next
             if checked.problem is not None:
                 self.problems.append(checked.problem)
@@ -221,9 +219,13 @@ def _differences(ours: pa.Table, theirs: pa.Table) -> list[Problem]:
         return []
     # Equal prefixes end at the first difference, suffixes begin behind the last: two binary searches.
     count = ours.num_rows
-    low = _bisected(count, lambda some: same_unless_erased(ours.slice(0, some), theirs.slice(0, some)))
-    behind = _bisected(count, lambda some: same_unless_erased(ours.slice(count - some), theirs.slice(count - some)))
-    high = count - behind
+    shorter = range(1, count)
+    low = bisect(shorter, False, key=lambda some: not same_unless_erased(ours.slice(0, some), theirs.slice(0, some)))
+    high = count - bisect(
+        shorter,
+        False,
+        key=lambda some: not same_unless_erased(ours.slice(count - some), theirs.slice(count - some)),
+    )
     first = _offsets_of(ours)[0] + low
     here, there = ours.slice(low, 1), theirs.slice(low, 1)
     columns = [name for name in READ_SCHEMA.names if not here.column(name).equals(there.column(name))]
@@ -232,15 +234,6 @@ def _differences(ours: pa.Table, theirs: pa.Table) -> list[Problem]:
         f"{_shown(there)}. Restore the object that was changed."
     )
     return [Problem(FindingKind.DIFFERENCE, first, first + high - low, message, is_read=True)]
-
-
-def _bisected(count: int, is_equal: Any) -> int:
-    """The largest number of records, below ``count``, for which ``is_equal`` is true."""
-    low, high = 0, count - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if is_equal(middle) else (low, middle - 1)
-    return low
 
 
 def _shown(row: pa.Table) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,18 +39,19 @@ def compared_store(log: Any, store: Store) -> StoreCheck:
     keys, differences = 0, 0
     first: list[str] = []
 
-    def differing() -> Iterator[tuple[bytes, bytes | None, bytes | None]]:
-        nonlocal keys
-        for key, theirs in store.range():
-            keys += 1
-            if (ours := expected.pop(key, None)) != theirs:
-                yield key, ours, theirs
-        yield from ((key, ours, None) for key, ours in expected.items())
+    def compare(key: bytes, ours: bytes | None, theirs: bytes | None) -> None:
+        nonlocal differences
+        if ours != theirs:
+            differences += 1
+            if differences <= _FIRST:
+                both = f"the log gives {short_bytes(ours)}, the store has {short_bytes(theirs)}"
+                first.append(f"{short_bytes(key)}: {both}")
 
-    for key, ours, theirs in differing():
-        differences += 1
-        if len(first) < _FIRST:
-            first.append(f"{short_bytes(key)}: the log gives {short_bytes(ours)}, the store has {short_bytes(theirs)}")
+    for key, theirs in store.range():
+        keys += 1
+        compare(key, expected.pop(key, None), theirs)
+    for key, ours in expected.items():
+        compare(key, ours, None)
     if store.cursor(log.log_id) != cursor:
         raise Conflict(f"{store!r} was written while it was compared: stop its follower, or try again.")
     return StoreCheck(cursor.next, keys, differences, tuple(first))

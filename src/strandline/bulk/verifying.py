@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -322,9 +323,8 @@ class _Job:
         low, step = at, 1
         while (high := min(low + step, end)) < end and not self._plan(high, end):
             low, step = high, 2 * step
-        while high - low > 1:  # the first one that can be planned is above low
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._plan(middle, end) else (middle, high)
+        # The first one that can be planned is above low, and at most high.
+        high = low + 1 + bisect(range(low + 1, high), False, key=lambda middle: bool(self._plan(middle, end)))
         try:
             self.log.plan(Cursor(self.log.log_id, at), Limit(batches=1, upto=high))
             why = f"{self.found.subject} does not give them."
