@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from strandline.compat.spool.format import LegacyStop, SpoolRecord, SpoolScanner, encode_record_frame
+from strandline.compat.spool.format import LegacyScanner, LegacyStop, SpoolRecord, encode_record_frame, spool_records
 from strandline.formats.json.slots import slot_fields
 from strandline.model.retention import SlotState
 
@@ -32,8 +32,8 @@ def read_spool(data: memoryview) -> Spool:
     >>> spool.valid_bytes, spool.stop.ending.value
     (24, 'torn')
     """
-    scanner = SpoolScanner(data)
-    records = list(scanner)
+    scanner = LegacyScanner(data)
+    records = list(spool_records(scanner))
     return Spool(records, scanner.stop.at, scanner.stop)
 
 

@@ -17,7 +17,6 @@ from strandline.compat.spool.format import (
     LegacyScanner,
     SpoolRecord,
     SpoolRun,
-    SpoolScanner,
     decode_slots,
     encode_record_frame,
     legacy_frame_at,
@@ -187,7 +186,7 @@ def test_positions_count_from_where_the_bytes_begin():
 
 def test_lsns_are_given_as_found():
     data = v3(1, 9, 1, b"a") + v3(1, 2, 1, b"b") + v1(0, b"c") + v2(2**64 - 1, 2**64 - 1, b"d")
-    assert [record.lsn for record in SpoolScanner(memoryview(data))] == [9, 2, 0, 2**64 - 1]
+    assert [record.lsn for record in LegacyScanner(memoryview(data))] == [9, 2, 0, 2**64 - 1]
 
 
 # --- version 3 is written --------------------------------------------------------------------------------------

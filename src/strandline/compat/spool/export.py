@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Final
@@ -113,27 +113,25 @@ def _refuse_taken(spool: str, beside: str, slots: bytes, *, disk: Disk) -> None:
 def _write(
     log: WalLog | WalReader, bounds: Bounds, path: str, *, disk: Disk, on_progress: Callable[[int], object]
 ) -> int:
-    with contextlib.closing(disk.open_append(path)) as file:
-        file.cut(0)  # leftovers of an interrupted export
-        return _fill(file, log, bounds, on_progress)
-
-
-def _fill(file: AppendFile, log: WalLog | WalReader, bounds: Bounds, on_progress: Callable[[int], object]) -> int:
     parts: list[bytes | memoryview] = []
     waiting = size = 0
     lsn = bounds.first
-    for term, batch in _batches(log, bounds):
-        times = batch.column("timestamp").view(pa.int64()).to_pylist()
-        for value, time in zip(batch.column("value").to_pylist(), times, strict=True):
-            lsn += 1
-            parts += encode_record_frame(term, lsn, time // 1000, value)
-            waiting += len(value)
-            if waiting >= _PIECE or len(parts) >= _PARTS:
-                size += _flush(file, parts)
-                waiting = 0
-                on_progress(lsn - bounds.first)
-    size += _flush(file, parts)
-    file.sync()
+    with contextlib.closing(disk.open_append(path)) as file:
+        file.cut(0)  # leftovers of an interrupted export
+        for cursor, batches in read_spans(log.plan, Cursor(log.log_id, lsn), bounds.next, None):
+            for batch in batches:
+                _refuse_more_than_values(batch)
+                times = batch.column("timestamp").view(pa.int64()).to_pylist()
+                for value, time in zip(batch.column("value").to_pylist(), times, strict=True):
+                    lsn += 1
+                    parts += encode_record_frame(cursor.term, lsn, time // 1000, value)
+                    waiting += len(value)
+                    if waiting >= _PIECE or len(parts) >= _PARTS:
+                        size += _flush(file, parts)
+                        waiting = 0
+                        on_progress(lsn - bounds.first)
+        size += _flush(file, parts)
+        file.sync()
     on_progress(lsn - bounds.first)
     return size
 
@@ -143,14 +141,6 @@ def _flush(file: AppendFile, parts: list[bytes | memoryview]) -> int:
     parts.clear()
     file.write([data])
     return len(data)
-
-
-def _batches(log: WalLog | WalReader, bounds: Bounds) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """All records in order, with their terms; each must be a value and nothing else."""
-    for cursor, batches in read_spans(log.plan, Cursor(log.log_id, bounds.first), bounds.next, None):
-        for batch in batches:
-            _refuse_more_than_values(batch)
-            yield cursor.term, batch
 
 
 def _refuse_more_than_values(batch: pa.RecordBatch) -> None:

@@ -210,10 +210,10 @@ SPOOL: Final = ".logical.wal"
 SPOOL_SLOTS: Final = ".logical.slots.json"
 
 DEFAULT_TERM: Final = 1
+"""The term of a record without one."""
 _LARGEST: Final = (1 << 64) - 1
 _MICROSECONDS: Final = 1000
 _SLOT_NUMBERS: Final = ("epoch", "expires", "born", "suspected")
-"""The term of a record without one."""
 
 _BLANK: Final = re.compile(r"[ \t\n\r]*")
 _OBJECT: Final = re.compile(rb"[ \t\n\r]*\{")
@@ -238,34 +238,21 @@ class SpoolRun(NamedTuple):
     payloads: list[memoryview]
 
 
-class SpoolScanner:
-    """Reads a spool record by record, in one pass; iterate over it, then :attr:`stop` says where and why it ended.
-
-    It never raises. The lsns are returned as found: their continuity is not checked.
-    """
-
-    def __init__(self, data: memoryview) -> None:
-        self._frames = LegacyScanner(data)
-
-    @property
-    def stop(self) -> LegacyStop:
-        """End of the valid prefix, and what follows it."""
-        return self._frames.stop
-
-    def __iter__(self) -> Iterator[SpoolRecord]:
-        for frame in self._frames:
-            change = _change(frame.payload)
-            if change is None:
-                term = DEFAULT_TERM if frame.term is None else frame.term
-                yield SpoolRecord(term, frame.lsn, frame.timestamp, frame.payload)
-                continue
-            text, term = change
-            payload = frame.payload
-            if frame.term is not None and frame.term != term:
-                # The frame's own term counts: the record in it may have an older one.
-                term = frame.term
-                payload = memoryview(_with_term(text, term).encode())
-            yield SpoolRecord(term, frame.lsn, frame.timestamp, payload)
+def spool_records(frames: Iterable[LegacyFrame]) -> Iterator[SpoolRecord]:
+    """The records in frames, with the term of each. It never raises; the continuity of lsns is not checked."""
+    for frame in frames:
+        change = _change(frame.payload)
+        if change is None:
+            term = DEFAULT_TERM if frame.term is None else frame.term
+            yield SpoolRecord(term, frame.lsn, frame.timestamp, frame.payload)
+            continue
+        text, term = change
+        payload = frame.payload
+        if frame.term is not None and frame.term != term:
+            # The frame's own term counts: the record in it may have an older one.
+            term = frame.term
+            payload = memoryview(_with_term(text, term).encode())
+        yield SpoolRecord(term, frame.lsn, frame.timestamp, payload)
 
 
 def runs(records: Iterable[SpoolRecord], *, max_count: int, max_bytes: int) -> Iterator[SpoolRun]:

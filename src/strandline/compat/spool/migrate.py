@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import PurePath
 from typing import Final, NamedTuple, NoReturn
@@ -21,14 +21,15 @@ from strandline.compat.spool.format import (
     LegacyScanner,
     LegacyStop,
     SpoolRun,
-    SpoolScanner,
+    decode_slots,
     frame_behind,
     runs,
+    spool_records,
 )
-from strandline.compat.spool.migrated_slots import settle_slots, spool_slots
 from strandline.compat.spool.renumbering import OLD_LSN, Renumbering, plan_renumbering
 from strandline.errors import AlreadyExists, CorruptData, Fenced, InvalidInput, NotFound, StorageError, WrongKind
 from strandline.formats.wal.folder import SlotsFile
+from strandline.log.slots.rules import check_name, invalidate
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.migrated_spool import note_migrated, refuse_changed_spool
 from strandline.log.wal.names import IDENTITY, LOCK, NEW, SLOTS_FILE, data_name
@@ -37,6 +38,7 @@ from strandline.log.wal.slots import write_slots_file
 from strandline.model.addresses import Address, as_folder
 from strandline.model.cursor import Bounds
 from strandline.model.records import HEADERS, RECORD_SCHEMA, TIMESTAMP, no_headers
+from strandline.model.retention import InvalidReason, SlotState
 from strandline.storage.disk import Disk, exists
 from strandline.storage.env import Env
 
@@ -224,14 +226,14 @@ def _read_if_there(path: str, *, disk: Disk) -> bytes | None:
 def _make(source: _Spool, hidden: str, *, env: Env, log_id: UUID, renumber: bool) -> Renumbering | None:
     """Durably build the log, under a temporary name."""
     spool, beside, data, _ = source
-    slots = spool_slots(source.slots, beside, now=env.clock.now())
+    slots = _spool_slots(source.slots, beside, now=env.clock.now())
     renumbering = None
     if renumber:
         renumbering = plan_renumbering(array("Q", (frame.lsn for frame in LegacyScanner(data))), LAST_LSN)
     if renumbering is not None:
         start, slots = renumbering.start, renumbering.slots(slots)
     elif data:
-        first = next(iter(SpoolScanner(data)), None)
+        first = next(iter(LegacyScanner(data)), None)
         start = 0 if first is None else _checked_first(first.lsn, spool)
     else:
         start = max((slot.position for slot in slots), default=0)
@@ -244,7 +246,7 @@ def _make(source: _Spool, hidden: str, *, env: Env, log_id: UUID, renumber: bool
     _warn_of_remainder(copied, data, spool)
     if renumbering is not None:
         _warn_of_gaps(renumbering, spool)
-    slots = settle_slots(slots, Bounds(start, copied.end), now=env.clock.now(), where=beside)
+    slots = _settled(slots, Bounds(start, copied.end), now=env.clock.now(), where=beside)
     note_migrated(hidden, size=len(data), end=copied.end, disk=env.disk)
     # Syncs the folder, too: every name in it is durable before its own is.
     write_slots_file(hidden, SlotsFile(log_id, start, tuple(slots)), disk=env.disk)
@@ -261,10 +263,12 @@ class _MigratedRecords(NamedTuple):
 
 def _copy(data: memoryview, start: int, log: WalLog, spool: str, renumbering: Renumbering | None) -> _MigratedRecords:
     """Append every record, and return when they are durable."""
-    scanner = SpoolScanner(data)
+    scanner = LegacyScanner(data)
     now = log.env.clock.now() // 1000
     offset, term, clamped, handle = start, 0, 0, None
-    records = scanner if renumbering is None else renumbering.records(scanner)
+    records = spool_records(scanner)
+    if renumbering is not None:
+        records = renumbering.records(records)
     for run in runs(records, max_count=_FRAME_RECORDS, max_bytes=_FRAME_BYTES):
         if run.first != offset + 1 or run.term < term or run.first + len(run.payloads) - 1 > LAST_LSN:
             _refuse_run(run, offset, term, data, offset - start, spool)
@@ -366,3 +370,42 @@ def _warn_of_gaps(renumbering: Renumbering, spool: str) -> None:
         "%s was renumbered: %d records, %d gaps with %d lsns missing; each record keeps its lsn in the header %r.",
         spool, len(renumbering.lsns), len(renumbering.gaps), renumbering.missing, OLD_LSN,
     )  # fmt: skip
+
+
+# --- slots -----------------------------------------------------------------------------------------------------
+
+
+def _spool_slots(data: bytes | None, path: str, *, now: int) -> list[SlotState]:
+    """The slots of a spool; none without a file. ``InvalidInput`` for a name that no slot of a log may have."""
+    slots = [] if data is None else decode_slots(data, path, now=now)
+    for slot in slots:
+        try:
+            check_name(slot.name)
+        except InvalidInput as error:
+            raise InvalidInput(f"{path} has a slot that no log may have: {error}") from error
+    return slots
+
+
+def _settled(slots: Iterable[SlotState], bounds: Bounds, *, now: int, where: str) -> list[SlotState]:
+    """The slots of the log: those that need records which it no longer retains are invalid from now on.
+
+    ``CorruptData`` for a valid slot past the end: its consumer got records that are missing here, and would
+    skip the next ones with their numbers.
+    """
+    settled = []
+    for slot in slots:
+        if slot.pins and slot.position > bounds.next:
+            raise CorruptData(
+                f"{where} has slot {slot.name!r} at {slot.position}, but the spool ends at {bounds.next}: records are "
+                "lost that its consumer has; nothing was changed. Restore the spool, or remove the slot from "
+                "the file and bootstrap its consumer again."
+            )
+        if slot.pins and slot.position < bounds.first:
+            _LOGGER.warning(
+                "Slot %r of %s needs records from offset %d on, but the spool begins at %d: it is invalid, and its "
+                "consumer has to bootstrap again.", slot.name, where, slot.position, bounds.first,
+            )  # fmt: skip
+            settled.append(invalidate(slot, slot, InvalidReason.WAL_REMOVED, now))
+        else:
+            settled.append(slot)
+    return settled
