@@ -298,19 +298,16 @@ class FaultyStore:
         if self._down:
             row.outcome = "down"
             raise TransientStorageError(f"{self.url} is down.")
-        where = f"{self.url}/{row.path}"
-        if fault is not None and fault != "after":
-            row.outcome = fault
-            if fault == "late" and row.name in WRITES:
-                self._late.append(action)
-            raise error or _failure(fault, row.name, where)
-        answer = action()
-        self._call_hooks(Call(row.number, row.name, row.path, "after"))
-        if fault == "after":
-            row.outcome = "after"
-            raise error or _failure(fault, row.name, where)
-        row.outcome = "answered"
-        return answer
+        if fault == "late" and row.name in WRITES:
+            self._late.append(action)
+        if fault is None or fault == "after":
+            answer = action()
+            self._call_hooks(Call(row.number, row.name, row.path, "after"))
+            if fault is None:
+                row.outcome = "answered"
+                return answer
+        row.outcome = fault
+        raise error or TransientStorageError(_FAILURES[fault].format(f"{row.name} of {self.url}/{row.path}"))
 
     def _call_hooks(self, call: Call) -> None:
         for hook in tuple(self._hooks):
@@ -327,13 +324,8 @@ class FaultyStore:
                         self._scripts.remove(script)
                     return script.fault, script.error, latency
             draw = self._random.random()
-            chances: tuple[tuple[Fault, float], ...] = (
-                ("before", rates.before),
-                ("after", rates.after),
-                ("late", rates.late),
-                ("throttled", rates.throttled),
-            )
-            for fault, chance in chances:
+            for fault in _FAILURES:
+                chance = getattr(rates, fault)
                 if draw < chance:
                     return fault, None, latency
                 draw -= chance
@@ -341,11 +333,9 @@ class FaultyStore:
 
     def _land_some(self) -> None:
         # Scripted delays end by script; random ones at any later operation.
-        if self._late and self._random_lateness() and self._random.random() < 0.5:  # noqa: PLR2004
+        is_random = any(rates.late > 0 for rates in (self.faults, *self._per_operation.values()))
+        if self._late and is_random and self._random.random() < 0.5:  # noqa: PLR2004
             self.land_late()
-
-    def _random_lateness(self) -> bool:
-        return self.faults.late > 0 or any(rates.late > 0 for rates in self._per_operation.values())
 
 
 _FAILURES: Final[Mapping[Fault, str]] = {
@@ -354,7 +344,3 @@ _FAILURES: Final[Mapping[Fault, str]] = {
     "late": "No answer to {} arrived in time.",
     "throttled": "The store throttles (503 SlowDown) for {}.",
 }
-
-
-def _failure(fault: Fault, name: OperationName, where: str) -> TransientStorageError:
-    return TransientStorageError(_FAILURES[fault].format(f"{name} of {where}"))

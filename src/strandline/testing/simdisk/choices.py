@@ -20,7 +20,6 @@ class Drawn:
     """Choices drawn from a seed: the same seed, the same choices."""
 
     def __init__(self, seed: int | str) -> None:
-        """Begin the sequence of this seed."""
         self._random = random.Random(seed)
 
     def pick(self, count: int) -> int:

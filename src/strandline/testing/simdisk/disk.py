@@ -251,12 +251,8 @@ class SimulatedDisk:
     @contextlib.contextmanager
     def locked(self, path: str) -> Iterator[None]:
         """Hold an exclusive lock; a crash drops it."""
-        lock = self._lock(path)
-        lock.acquire()
-        try:
+        with self._lock(path):
             yield
-        finally:
-            lock.release()
 
     @contextlib.contextmanager
     def try_locked(self, path: str) -> Iterator[bool]:
@@ -338,27 +334,22 @@ class _SimulatedFile:
         return len(self._file.data)
 
     def write(self, parts: Sequence[bytes | memoryview]) -> None:
-        data = b"".join(parts)
-
-        def add(data: bytes) -> None:
-            self._disk._tree.add(self._file, self._path, data)  # noqa: SLF001
-
-        self._do("write", lambda: add(data), half=lambda: add(data[: len(data) // 2]))
+        self._put("write", None, parts)
 
     def rewrite(self, start: int, parts: Sequence[bytes | memoryview]) -> None:
+        self._put("rewrite", start, parts)
+
+    def _put(self, action: SimulatedAction, start: int | None, parts: Sequence[bytes | memoryview]) -> None:
         data = b"".join(parts)
-
-        def put(data: bytes) -> None:
-            self._disk._tree.rewrite(self._file, self._path, start, data)  # noqa: SLF001
-
-        self._do("rewrite", lambda: put(data), half=lambda: put(data[: len(data) // 2]))
+        put = partial(self._disk._tree.rewrite, self._file, self._path, start)  # noqa: SLF001
+        self._do(action, partial(put, data), half=partial(put, data[: len(data) // 2]))
 
     def sync(self) -> None:
-        self._do("sync", self._sync, failed=self._file.fail_to_sync)
+        def sync() -> None:
+            self._file.sync()
+            self.check_in_place()
 
-    def _sync(self) -> None:
-        self._file.sync()
-        self.check_in_place()
+        self._do("sync", sync, failed=self._file.fail_to_sync)
 
     def check_in_place(self) -> None:
         if self._disk._tree.find(self._path) is not self._file:  # noqa: SLF001

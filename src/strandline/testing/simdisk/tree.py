@@ -16,7 +16,6 @@ class Tree:
     """
 
     def __init__(self, capacity: int | None = None) -> None:
-        """Begin with an empty root."""
         self.root = Folder()
         self.capacity = capacity
         self.refused = 0
@@ -71,13 +70,10 @@ class Tree:
             raise AlreadyExists(f"{path} exists already.")
         self._change(Step(folder, name, file))
 
-    def add(self, file: File, path: str, data: bytes) -> None:
-        """Add bytes to a file; if there is no room, as many as fit, and ``DiskFull``."""
-        self.rewrite(file, path, len(file.data), data)
-
-    def rewrite(self, file: File, path: str, at: int, data: bytes) -> None:
-        """Overwrite bytes, also past the end; only the latter take room, and as many as fit are written."""
+    def rewrite(self, file: File, path: str, at: int | None, data: bytes) -> None:
+        """Overwrite bytes, also past the end (None: at the end), where as many as fit are written, or ``DiskFull``."""
         size = len(file.data)
+        at = size if at is None else at
         if not 0 <= at <= size:
             raise InvalidInput(f"{path} has {size} bytes: it cannot be rewritten from byte {at} on.")
         fits = size - at + self._room()
