@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from strandline.compat.v1.batch_format import encode_queue_batch, encode_values
-from strandline.compat.v1.manifest_format import encode_manifest
 from strandline.errors import CorruptData, UnsupportedVersion
 from strandline.formats.arrow.block import Compression, encode_page
 from strandline.formats.checksum import crc32c
@@ -47,6 +46,7 @@ from strandline.model.head import (
 )
 from strandline.model.records import record_batch, with_offsets
 from strandline.model.stamp import OpId, Stamped
+from tests.compat.v1.filled_queues import encode_manifest
 
 WRITER = WriterId(UUID(int=0xABCD))
 TAIL, FOOTER, CHECKSUM = 7, struct.calcsize("<QIqq16sQ"), 4

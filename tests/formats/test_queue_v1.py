@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strandline.compat.v1.batch_format import decode_queue_batch, decode_values, encode_queue_batch, encode_values
-from strandline.compat.v1.manifest_format import ManifestCodec, decode_manifest, encode_manifest
+from strandline.compat.v1.manifest_format import ManifestCodec, decode_manifest
 from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
 from strandline.formats.arrow.block import Compression
 from strandline.model.head import MetadataRange, QueueEntry, QueueManifest
 from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, Op
 from strandline.model.stamp import Stamped
 from tests.cases import examples
+from tests.compat.v1.filled_queues import encode_manifest
 from tests.formats.forging import manifest_bytes, queue_batch_bytes, some_manifest
 from tests.formats.test_hostile_bytes import damage, survives
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from strandline.compat.spool.format import LegacyEnding, decode_slots, encode_record_frame, runs
 from strandline.compat.v1.batch_format import decode_queue_batch
-from strandline.compat.v1.manifest_format import decode_manifest, encode_manifest
+from strandline.compat.v1.manifest_format import decode_manifest
 from strandline.compat.v1.neighbours import decode_registration, encode_registration
 from strandline.errors import CorruptData, ExpectationFailed, InvalidInput, UnsupportedVersion
 from strandline.formats.arrow.block import Compression, encode_page
@@ -150,6 +150,7 @@ from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.cache_tables import SCHEMAS
 from strandline.values import Avro, Debezium, Json, Protobuf
 from strandline.values.recorded import as_version, codec_of
+from tests.compat.v1.filled_queues import encode_manifest
 from tests.disks import OneFile
 from tests.formats.forging import (
     CHECKSUM,

@@ -8,13 +8,19 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.compat.v1.log import QueueLog, open_queue
-from strandline.compat.v1.manifest_format import decode_manifest, encode_manifest
+from strandline.compat.v1.manifest_format import ManifestCodec, decode_manifest
 from strandline.model.head import MetadataRange, QueueEntry, QueueManifest, WriterId
+from strandline.model.stamp import Stamped
 from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.clock import ManualClock, SeededChance
 
 GRACE = 600.0
+
+
+def encode_manifest(manifest: QueueManifest) -> bytes:
+    """The bytes of a manifest, as a writer that has written nothing before encodes them."""
+    return ManifestCodec().encode(Stamped(manifest))
 
 
 def opened(store: ObjectStore, *, clock: ManualClock | None = None, seed: int = 1, **options) -> QueueLog:

@@ -6,13 +6,12 @@ import pytest
 
 from strandline.compat.v1 import edits
 from strandline.compat.v1.edits import Moment, QueueListing, checked_path, mark_of, new_location, stored_as, time_of
-from strandline.compat.v1.manifest_format import encode_manifest
 from strandline.errors import CorruptData, CursorExpired, Diverged, ExpectationFailed, Fenced, InvalidInput
 from strandline.log.object.head.edits import StaleUpload
 from strandline.model.cursor import Bounds
 from strandline.model.head import QueueEntry, QueueManifest
 from strandline.testing.clock import ManualClock
-from tests.compat.v1.filled_queues import writer
+from tests.compat.v1.filled_queues import encode_manifest, writer
 
 NOW = Moment(1000.0, 1_700_000_000_000_000)
 

@@ -15,7 +15,6 @@ import pytest
 import strandline as sl
 from strandline.compat.v1.edits import time_of
 from strandline.compat.v1.log import QueueLog, open_queue
-from strandline.compat.v1.manifest_format import encode_manifest
 from strandline.compat.v1.queue import V1Queue
 from strandline.errors import (
     AlreadyExists,
@@ -39,7 +38,18 @@ from strandline.storage.objects.local import LocalStore
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
-from tests.compat.v1.filled_queues import append, content, fill, manifest_in, opened, paths, sequences, values, writer
+from tests.compat.v1.filled_queues import (
+    append,
+    content,
+    encode_manifest,
+    fill,
+    manifest_in,
+    opened,
+    paths,
+    sequences,
+    values,
+    writer,
+)
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import pytest
 
 from strandline.compat.v1.edits import list_batches, new_location, stored_as
 from strandline.compat.v1.log import QueueLog
-from strandline.compat.v1.manifest_format import encode_manifest
 from strandline.compat.v1.queue import V1Queue
 from strandline.compat.v1.trimming import QueueTrimmer, QueueTrimResult, is_old, names_in, unlisted
 from strandline.errors import CorruptData, NotFound, TransientStorageError
@@ -20,6 +19,7 @@ from tests.compat.v1.filled_queues import (
     GRACE,
     append,
     content,
+    encode_manifest,
     foreign_batch,
     manifest_in,
     opened,

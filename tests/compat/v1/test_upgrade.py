@@ -9,7 +9,6 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from strandline.compat.v1.manifest_format import encode_manifest
 from strandline.compat.v1.upgrade import UpgradeProgress, upgrade
 from strandline.errors import CorruptData, Diverged, NotFound, OutcomeUnknown, TransientStorageError
 from strandline.log.object import ObjectLog, open_log
@@ -20,7 +19,16 @@ from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
-from tests.compat.v1.filled_queues import append, fill, foreign_batch, manifest_in, opened, values, writer
+from tests.compat.v1.filled_queues import (
+    append,
+    encode_manifest,
+    fill,
+    foreign_batch,
+    manifest_in,
+    opened,
+    values,
+    writer,
+)
 
 
 class Scene:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
 from itertools import chain
 from typing import Final
 
@@ -14,30 +13,10 @@ from strandline.model.head import MetadataRanges, QueueEntry, QueueManifest
 from strandline.model.stamp import Stamped
 
 _FOOTER = struct.Struct("<IQQH")
-
 _ENTRY = struct.Struct("<IQH")
-
 _COUNT = struct.Struct("<I")
-
 _RANGE = struct.Struct("<IqI")
-
 _SMALLEST_ENTRY: Final = _ENTRY.size + _COUNT.size
-
-
-def encode_manifest(manifest: QueueManifest) -> bytes:
-    """Encode the whole manifest. Ingestion times are truncated to the millisecond."""
-    return _joined(map(_pack_entry, manifest.entries), manifest)
-
-
-def _joined(entries: Iterable[bytes], manifest: QueueManifest) -> bytes:
-    try:
-        footer = _FOOTER.pack(len(manifest.entries), manifest.next_sequence, manifest.epoch, VERSION)
-    except struct.error as error:
-        raise InvalidInput(
-            f"A manifest of version {VERSION} has no room for {len(manifest.entries):,} entries up to sequence "
-            f"{manifest.next_sequence:,} in epoch {manifest.epoch:,}: {error}."
-        ) from error
-    return b"".join((*entries, footer))
 
 
 def decode_manifest(data: bytes | memoryview, where: str) -> QueueManifest:
@@ -96,19 +75,24 @@ class ManifestCodec:
         self._last: tuple[tuple[QueueEntry, ...], list[bytes]] = ((), [])
 
     def encode(self, state: Stamped[QueueManifest]) -> bytes:
-        """The bytes of a state."""
+        """The bytes of a state. Ingestion times are truncated to the millisecond."""
         self.encoded += 1
         entries = state.value.entries
         known, packed = self._last
         skip = entries[0].sequence - known[0].sequence if entries and known else 0
-        if skip >= 0:
-            pairs = zip(entries, known[skip:], packed[skip:], strict=False)
-            ready = [data if entry is same else _pack_entry(entry) for entry, same, data in pairs]
-        else:
-            ready = []
+        pairs = zip(entries, known[skip:], packed[skip:], strict=False) if skip >= 0 else ()
+        ready = [data if entry is same else _pack_entry(entry) for entry, same, data in pairs]
         ready += map(_pack_entry, entries[len(ready) :])
         self._last = entries, ready
-        return _joined(ready, state.value)
+        next_sequence, epoch = state.value.next_sequence, state.value.epoch
+        try:
+            footer = _FOOTER.pack(len(entries), next_sequence, epoch, VERSION)
+        except struct.error as error:
+            raise InvalidInput(
+                f"A manifest of version {VERSION} has no room for {len(entries):,} entries up to sequence "
+                f"{next_sequence:,} in epoch {epoch:,}: {error}."
+            ) from error
+        return b"".join((*ready, footer))
 
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[QueueManifest]:
         """The state in these bytes."""

@@ -8,34 +8,15 @@ from typing import Final
 import pyarrow as pa
 
 _MAGIC: Final = b"PAR1"
-
 _LENGTH = struct.Struct("<I")
+_NAME: Final = b"value"
 
 # Types of fields and of list items in Thrift's compact protocol.
-_I32: Final = 5
-
-_I64: Final = 6
-
-_BINARY: Final = 8
-
-_LIST: Final = 9
-
-_STRUCT: Final = 12
-
+_I32, _I64, _BINARY, _LIST, _STRUCT = 5, 6, 8, 9, 12
 # Numbers of Parquet's enumerations.
 _BYTE_ARRAY: Final = 6
-
-_REQUIRED: Final = 0
-
-_PLAIN: Final = 0
-
+_REQUIRED = _PLAIN = _UNCOMPRESSED = _DATA_PAGE = 0
 _RLE: Final = 3
-
-_UNCOMPRESSED: Final = 0
-
-_DATA_PAGE: Final = 0
-
-_NAME: Final = b"value"
 
 
 def read_values(block: memoryview, count: int) -> pa.Array:
@@ -76,14 +57,8 @@ def _footer(size: int, count: int) -> bytes:
     group = _struct({1: (_LIST, _list(_STRUCT, chunk)), 2: (_I64, size), 3: (_I64, count)})
     root = _struct({4: (_BINARY, _text(b"root")), 5: (_I32, 1)})
     leaf = _struct({1: (_I32, _BYTE_ARRAY), 3: (_I32, _REQUIRED), 4: (_BINARY, _text(_NAME))})
-    return _struct(
-        {
-            1: (_I32, 1),
-            2: (_LIST, _list(_STRUCT, root, leaf)),
-            3: (_I64, count),
-            4: (_LIST, _list(_STRUCT, group)),
-        }
-    )
+    schema, groups = _list(_STRUCT, root, leaf), _list(_STRUCT, group)
+    return _struct({1: (_I32, 1), 2: (_LIST, schema), 3: (_I64, count), 4: (_LIST, groups)})
 
 
 def _struct(fields: dict[int, tuple[int, int | bytes]]) -> bytes:
