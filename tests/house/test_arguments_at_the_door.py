@@ -24,7 +24,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from pyiceberg.catalog.memory import InMemoryCatalog
 
 import strandline as sl
-from strandline import compat, kv, node, snapshots, tier
+from strandline import bulk, compat, followers, kv, node, snapshots, tier, values
 from strandline import log as logs
 from strandline.compat.v1.log import open_queue
 from strandline.errors import InvalidInput, StrandlineError
@@ -56,6 +56,9 @@ SECONDS_LIMIT = 60
 
 ROOMS = (sl, compat, kv, logs, logs.topic, node, snapshots, tier)
 PUBLIC = {name: getattr(room, name) for room in ROOMS for name in room.__all__}
+PUBLIC |= {made.__name__: made for made in (followers.AppendLogStore, followers.MemoryStore, followers.RocksStore)}
+PUBLIC |= {made.__name__: made for made in (values.Json, values.MessagePack, values.Avro, values.Protobuf)}
+PUBLIC |= {made.__name__: made for made in (values.Arrow, values.Raw, bulk.move_table, bulk.translate_cursor)}
 GIVEN = {"Receipt", "Bounds", "Snapshot", "Update", "Op", "WriterId", "Message", "SegmentState", "PartitionDeleteState"}
 """Public names of what the package gives, which nobody makes."""
 

@@ -17,6 +17,7 @@ from strandline.log.addressed import log_at
 from strandline.log.contract import Log, LogReading, require
 from strandline.log.writers.source import source_writer
 from strandline.model.addresses import Address
+from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.tables.maintain.contract import MaintainedTable
 from strandline.tables.maintain.opening import existing
@@ -34,6 +35,7 @@ class TableMove:
     """Whether the table followed that log already, and nothing was committed."""
 
 
+@checked
 def move_table(sink: MaintainedTable | Address, old: Log | Address, new: Log | Address) -> TableMove:
     """Let a table that follows a log follow another one, of which one was ingested from the other. No row changes.
 

@@ -333,6 +333,25 @@ def test_the_demo_s_status_is_its_verdict_and_its_report_is_kept(
     assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o700
 
 
+def test_the_demo_writes_through_no_link_beside_its_folder(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    made = tempfile.mkdtemp
+
+    def watched(**options: str) -> str:
+        home = made(**options)
+        Path(f"{home}.html").symlink_to(mine)  # by somebody who watches the folder of temporary files
+        return home
+
+    monkeypatch.setattr(command, "_run", lambda *_: finished())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(tempfile, "mkdtemp", watched)
+    assert run("demo").exit_code == 0
+    assert mine.read_text() == "mine"
+
+
 def test_the_rate_of_spark_is_that_of_its_best_five_seconds() -> None:
     result = finished()
     applied = [0, 0, 0, 100, 200, 300, 400, 500, 500, 500, 510]
