@@ -25,7 +25,7 @@ from tests.cases import some
 from tests.contracts.logs import content, records
 from tests.contracts.slots import append
 from tests.disks import FullDisk
-from tests.log.produce.producing import NEVER, REFUSED, SOON, failure_of
+from tests.log.produce.producing import NEVER, REFUSED, SOON, Gate, failure_of
 
 
 @pytest.fixture
@@ -131,6 +131,52 @@ def test_a_table_that_could_not_be_encoded_is_in_no_batch_and_harms_no_other(
         after = producer.append(value=b"after")
     assert [before.result(0), after.result(0)] == [Receipt(0, 1), Receipt(1, 1)]
     assert content(log) == [(0, b"before"), (1, b"after")]
+
+
+@pytest.mark.parametrize("step", ["tickets_of", "page_of"])
+def test_an_append_that_has_no_memory_for_queued_records_raises_and_is_in_no_batch(
+    log: ObjectLog, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def no_memory(_: object) -> None:
+        raise MemoryError
+
+    producer, handles = log.producer(linger=NEVER), []
+    monkeypatch.setattr(f"strandline.log.produce.state.{step}", no_memory)
+    with pytest.raises(MemoryError):
+        for _ in range(10_000):
+            handles.append(producer.append(value=b"queued"))  # noqa: PERF401 - those before the one that raises
+    monkeypatch.undo()
+    with pytest.raises(ProducerFailed):
+        producer.close()
+    assert log.bounds() == Bounds(0, 0)
+    assert {type(failure_of(handle)) for handle in handles} == {MemoryError}
+
+
+def test_a_batch_that_is_just_being_listed_counts_though_there_is_no_memory_for_later_records(
+    log: ObjectLog, line: FaultyStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def no_memory(_: object) -> None:
+        failed.set()
+        raise MemoryError
+
+    gate = Gate(line, "head", stage="after")
+    producer = log.producer(linger=0.01)
+    listed = producer.append_batch(records(b"listed"))
+    assert gate.reached.wait(SOON)
+    monkeypatch.setattr("strandline.log.produce.state.page_of", no_memory)
+    lost = producer.append(value=b"lost")
+    assert failed.wait(SOON)  # in the thread that closes batches in time
+    with pytest.raises(ProducerFailed):
+        while True:
+            producer.append(value=b"refused")
+    gate.open()
+    assert listed.result(SOON) == Receipt(0, 1)
+    assert isinstance(failure_of(lost), MemoryError)
+    with pytest.raises(ProducerFailed):
+        producer.close()
+    assert content(log) == [(0, b"listed")]
 
 
 def test_an_append_that_waits_for_room_raises_when_the_producer_fails(log: ObjectLog, line: FaultyStore) -> None:

@@ -132,7 +132,8 @@ class Committer:
                 with state.lock:
                     state.seal_if_due()
             except BaseException as error:  # noqa: BLE001 - the handles raise it
-                self._hold_back(error)
+                with state.lock:
+                    state.fail(error)
 
     def _list_in_order(self) -> None:
         state = self._state
@@ -142,12 +143,9 @@ class Committer:
             try:
                 self._list_ready()
             except BaseException as error:  # noqa: BLE001 - every error must reach the handles
-                self._hold_back(error)
+                with state.lock:
+                    state.hold_back(state.failed(error, final=True))
         state.uploads.close()
-
-    def _hold_back(self, error: BaseException) -> None:
-        with self._state.lock:
-            self._state.hold_back(self._state.failed(error, final=True))
 
     def _is_finished(self) -> bool:
         with self._state.lock:

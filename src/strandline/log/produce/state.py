@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import accumulate, chain, count, takewhile
@@ -217,10 +217,11 @@ class State:
         self._drained_at = began
 
     def _place_rows(self, number: int) -> int:
-        rows = self.rows[:number]
-        tickets = tickets_of(rows)
+        tickets: Sequence[int] = _ALL_TICKETS
         try:
+            rows = self.rows[:number]
             del self.rows[:number]
+            tickets = tickets_of(rows)
             room = most = Room(MAX_METADATA, self._limits.batch_bytes)
             if self._open is not None:
                 draft = self._open.draft
@@ -241,9 +242,7 @@ class State:
             outcome = BatchOutcome()
             outcome.set_exception(error)
             self.page = self.page.close(tickets, outcome)
-            self._intake = Intake.ENDING
-            self.failure = self.failed(error, final=True)
-            self.ready.set()
+            self.fail(error)
             raise
         return number
 
@@ -359,6 +358,13 @@ class State:
         batch = self.sent.popleft()
         self._account(-batch.size)
         return batch
+
+    def fail(self, reason: BaseException) -> None:
+        """Accept nothing more for good. The listing thread fails the handles: it may be listing a batch just now."""
+        self._intake, self.halted = Intake.ENDING, True
+        self.failure = self.failed(reason, final=True)
+        self.room.notify_all()
+        self.ready.set()
 
     def failed(self, reason: BaseException, *, final: bool) -> Failure:
         """The failure of the oldest batch that is not listed."""
