@@ -14,7 +14,6 @@ from strandline.errors import CorruptData, CursorExpired, NotFound
 from strandline.log.findings import FindingKind
 from strandline.log.object.log import ObjectSpan
 from strandline.log.read.erased_records import same_unless_erased
-from strandline.log.read.planning import SpanOfBatches
 from strandline.log.read.reading import fetch_in_order
 from strandline.log.read.span_tasks import AHEAD
 from strandline.model.cursor import Span
@@ -153,7 +152,7 @@ def _check_times(span: Span, batches: Sequence[pa.RecordBatch]) -> None:
 
 def _offsets(span: Span, records: int) -> pa.Array:
     """The offsets that the records of a span have to have."""
-    if isinstance(span, SpanOfBatches):
+    if hasattr(span, "numbers_batches"):
         return pa.repeat(pa.scalar(span.first, pa.int64()), records)
     return pa.arange(span.first, span.next)
 

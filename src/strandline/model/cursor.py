@@ -160,7 +160,12 @@ class DescribedSpan(Protocol):
 class Span(Protocol):
     """A picklable, stateless piece of a plan: offsets ``first`` up to and without ``next``.
 
-    Safe in threads, other processes and Spark executors. Fetching twice gives equal batches.
+    Safe in threads, other processes and Spark executors. Fetching twice gives equal batches. A span may also have
+
+    - ``term``, of all its records, and ``fingerprint``, by which its batch is told from any other one at its offset;
+    - ``parts()``, the same as smaller spans in order, if it is too large to fetch at once; it may block;
+    - ``join(following)``, both as one span, if they can be fetched in one call; else None;
+    - ``numbers_batches``, true if its offset numbers a batch, and is that of all its records.
     """
 
     @property

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -34,15 +34,6 @@ _FEW: Final = 64
 """An append of more Arrow batches than this combines them: each would be a page, or a message, of its own."""
 
 _BACKOFF: Final = Backoff(base=0.02, ceiling=1.0)
-
-
-@runtime_checkable
-class Recognised(Protocol):
-    """The handle of an append, for logs that report whether they recognised its number."""
-
-    @property
-    def repeated(self) -> bool:
-        """Whether the log had an append of this writer and number before, so that this one adds nothing."""
 
 
 class Appends(Protocol):
@@ -162,7 +153,7 @@ class AppendShipper(Shipper[RecordsDraft, NumberedBatch]):
             self._asked.discard(number)  # the next batch gets this number
             raise
         # Before the next batch is sent: that one must not be listed after a batch of another producer.
-        if is_new and isinstance(handle, Recognised) and handle.repeated:
+        if is_new and getattr(handle, "repeated", False):  # of a log that tells whether it had the number
             self._asked.discard(number)
             raise OutOfOrder(
                 f"Number {number} of writer {self.writer} was listed by another process: another producer uses this "

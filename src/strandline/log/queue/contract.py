@@ -21,18 +21,10 @@ MOST_CLAIMS: Final = 8
 """How often opening is repeated because another consumer moved the slot meanwhile."""
 
 
-@runtime_checkable
-class HasStart(Protocol):
-    """A descriptor whose sequence is that of its last record, and that also has the first."""
-
-    @property
-    def start(self) -> int:
-        """The position of its first record."""
-
-
 def start_of(descriptor: Descriptor) -> int:
-    """The position at which a batch begins, after the sequence of the batch before it."""
-    return descriptor.start if isinstance(descriptor, HasStart) else descriptor.sequence
+    """The position at which a batch begins: its ``start``, if its sequence is that of its last record."""
+    start: int = getattr(descriptor, "start", descriptor.sequence)
+    return start
 
 
 def never_claimed(where: str) -> Contended:

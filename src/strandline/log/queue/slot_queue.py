@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -53,14 +52,6 @@ class SpanDescriptor:
     metadata: tuple[MetadataRange, ...] = ()
 
 
-@runtime_checkable
-class StoredSpan(Protocol):
-    """A span whose bytes can be read as they are stored."""
-
-    def raw(self) -> bytes | memoryview:
-        """The stored bytes, unchecked, or ``NotFound``."""
-
-
 @dataclass(frozen=True, slots=True)
 class SpanFetcher:
     """Reads the batches of a log; see :class:`~strandline.log.queue.contract.Fetcher`."""
@@ -75,10 +66,10 @@ class SpanFetcher:
 
     def raw(self, descriptor: Descriptor) -> bytes | memoryview:
         """The stored bytes, unchecked; ``NotFound`` where a log does not give them."""
-        span = _span(descriptor).span
-        if isinstance(span, StoredSpan):
-            return span.raw()
-        raise NotFound(f"The stored bytes of {descriptor.location} cannot be read from here.")
+        raw: Callable[[], bytes | memoryview] | None = getattr(_span(descriptor).span, "raw", None)
+        if raw is None:
+            raise NotFound(f"The stored bytes of {descriptor.location} cannot be read from here.")
+        return raw()
 
 
 class SlotQueue:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -29,27 +29,8 @@ class OffsetRange(Protocol):
         """Its stored bytes."""
 
 
-@runtime_checkable
-class SpanWithTerm(Protocol):
-    """A span of a log with terms; all of its records have the same term."""
-
-    @property
-    def term(self) -> int:
-        """The term of its records."""
-
-
-@runtime_checkable
-class SpanOfBatches(Protocol):
-    """A span of a log whose offsets number batches: all records of a batch have its offset."""
-
-    @property
-    def numbers_batches(self) -> bool:
-        """True."""
-
-
-@runtime_checkable
 class Fingerprinted(Protocol):
-    """A batch, or a span of one, that can be distinguished from any other batch at the same offset."""
+    """A batch that can be distinguished from any other batch at the same offset."""
 
     @property
     def fingerprint(self) -> int | None:
@@ -58,14 +39,6 @@ class Fingerprinted(Protocol):
 
 class StoredBatch(OffsetRange, Fingerprinted, Protocol):
     """A stored batch with its fingerprint."""
-
-
-@runtime_checkable
-class Joinable(Protocol):
-    """A span that can be fetched in one call together with the next one."""
-
-    def join(self, following: Any) -> Any | None:
-        """Both as one span; None if they cannot be one, or should not."""
 
 
 E = TypeVar("E", bound=OffsetRange)
@@ -79,8 +52,7 @@ def cursor_after(since: Cursor, span: Span) -> Cursor:
 
     It has the span's term and the fingerprint of its batch, if the log has them.
     """
-    term = span.term if isinstance(span, SpanWithTerm) else since.term
-    return Cursor(since.log_id, span.next, term, span.fingerprint if isinstance(span, Fingerprinted) else None)
+    return Cursor(since.log_id, span.next, getattr(span, "term", since.term), getattr(span, "fingerprint", None))
 
 
 def joined(spans: Iterable[A], fits: Callable[[A, A], bool] = lambda *_: True) -> Iterator[A]:
@@ -96,28 +68,17 @@ def joined(spans: Iterable[A], fits: Callable[[A, A], bool] = lambda *_: True) -
             continue
         if held is not None:
             yield held
-        held = span if isinstance(span, Joinable) else None
+        held = span if hasattr(span, "join") else None
         if held is None:
             yield span
     if held is not None:
         yield held
 
 
-@runtime_checkable
-class Divisible(Protocol):
-    """A span that is too large to fetch at once, such as a whole segment of a very large plan."""
-
-    def parts(self) -> Sequence[Any]:
-        """The same as smaller spans, in order; may block."""
-
-
 def divided_spans(spans: Iterable[A]) -> Iterator[A]:
     """The spans, and the parts of those that are divisible."""
     for span in spans:
-        if isinstance(span, Divisible):
-            yield from span.parts()
-        else:
-            yield span
+        yield from span.parts() if hasattr(span, "parts") else (span,)
 
 
 FULL_PARTITION: Final = 128 << 20

@@ -43,15 +43,6 @@ class Limited(Protocol):
         """The limits as stored now."""
 
 
-@runtime_checkable
-class Provisional(Protocol):
-    """A claimed slot, or a stand-in for one, that may be provisional."""
-
-    @property
-    def is_provisional(self) -> bool:
-        """Whether no consumer has claimed it yet: it expires unless its consumer touches it."""
-
-
 def heartbeat_interval(limits: SlotLimits) -> float:
     """Seconds between two heartbeats: a third of the idle limit, and a minute at most.
 
@@ -112,10 +103,8 @@ class SlotHeartbeat:
         return self if self._counts(self._limits()) else None
 
     def _counts(self, limits: SlotLimits | None) -> bool:
-        return limits is None or bool(limits.idle_seconds) or self._is_provisional()
-
-    def _is_provisional(self) -> bool:
-        return isinstance(self._slot, Provisional) and self._slot.is_provisional
+        # A provisional slot, which no consumer has claimed yet, expires unless it is touched.
+        return limits is None or bool(limits.idle_seconds or getattr(self._slot, "is_provisional", False))
 
     def _touch(self) -> None:
         now = self._clock.monotonic()  # before the write, which may take long: the next one must be in time

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 from uuid import UUID
 
 from strandline.errors import CursorExpired, InvalidInput
@@ -128,18 +128,14 @@ def offset_expired(partition: int, position: int, first: int) -> CursorExpired:
     )
 
 
-class Assigned(TopicSubscription, Assignment, Protocol):
-    """A subscription that is its own assignment."""
-
-
-S = TypeVar("S", bound=Assigned)
+S = TypeVar("S", bound=TopicSubscription)
 
 
 def begun(subscription: S, starts: Sequence[tuple[int, int]]) -> tuple[S, S]:
     """A subscription with its first partitions, as ``subscribe`` returns it; closed if one cannot be followed."""
     try:
         for pair in starts:
-            subscription.add(*_checked_pair(pair))
+            cast("Assignment", subscription).add(*_checked_pair(pair))
     except BaseException:
         subscription.close()
         raise

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from strandline.formats.segment.file import LARGEST_SEGMENT
 from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
 from strandline.log.object.log import ObjectSpan
-from strandline.log.read.planning import Fingerprinted, SpanWithTerm
 from strandline.log.read.reading import fetch_in_order
 from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import Span
@@ -28,8 +27,7 @@ def add_spans(
         # Compression hardly ever makes it larger; an event cannot describe a larger segment.
         if writer.next > start and writer.size + size + (size >> 3) > LARGEST_SEGMENT - (64 << 20):
             break
-        term = span.term if isinstance(span, SpanWithTerm) else 0
-        fingerprint = span.fingerprint if isinstance(span, Fingerprinted) else None
+        term, fingerprint = getattr(span, "term", 0), getattr(span, "fingerprint", None)
         writer.add(batches, term=term, listed=listed_at(span, now), runs=[(span.next - span.first, fingerprint)])
         if is_enough():
             break

@@ -14,7 +14,6 @@ from strandline.errors import InvalidInput, NotReady
 from strandline.formats.json.fields import Fields, write_fields, write_record
 from strandline.formats.json.slots import slot_fields
 from strandline.log.contract import Slots
-from strandline.log.read.planning import Fingerprinted, SpanWithTerm
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_text
@@ -153,8 +152,7 @@ def _plan(served: NodeService, rights: CallerRights, fields: Fields) -> list[byt
 
 
 def _planned(span: Span) -> PlannedSpan:
-    term = span.term if isinstance(span, SpanWithTerm) else 0
-    known = span.fingerprint if isinstance(span, Fingerprinted) else None
+    term, known = getattr(span, "term", 0), getattr(span, "fingerprint", None)
     return PlannedSpan(span.first, span.next, span.size, term, None if known is None else fingerprint_text(known))
 
 
