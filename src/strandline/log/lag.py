@@ -32,9 +32,11 @@ def lag_of(log: LogReading, position: int, now: int) -> LogLag:
     bounds = log.bounds() if listing is None else listing.bounds
     records = max(0, bounds.next - position)
     if listing is None or not records or position < bounds.first:
-        return _without_sizes(records)
+        return LogLag(records, None, None) if records else LogLag(0, 0, 0.0)
     written = listing.written_at(position)
-    return LogLag(records, listing.bytes_from(position), None if written is None else _age(written, now))
+    # Not below 0: clocks of other machines may be ahead.
+    age = None if written is None else max(0.0, (now - written) / SECOND)
+    return LogLag(records, listing.bytes_from(position), age)
 
 
 def listing_of(log: LogReading, now: int) -> Listing | None:
@@ -42,11 +44,3 @@ def listing_of(log: LogReading, now: int) -> Listing | None:
     if isinstance(log, ObjectLog):
         return HeadListing(log.head(), log.chunks, now)
     return WalListing(log, log.bounds(), now) if isinstance(log, WalReading) else None
-
-
-def _without_sizes(records: int) -> LogLag:
-    return LogLag(records, None, None) if records else LogLag(0, 0, 0.0)
-
-
-def _age(time: int, now: int) -> float:
-    return max(0.0, (now - time) / SECOND)  # clocks of other machines may be ahead

@@ -51,8 +51,8 @@ def http_get(url: str, *, seconds: float, most_bytes: int) -> bytes:
     ``urllib.error.HTTPError`` for a status of failure, ``OSError`` or ``HTTPException`` if the request failed, and
     ``TimeoutError`` if it is not done in time: a timeout of sockets would begin anew with each byte that arrives.
     """
-    opened: list[socket.socket] = []
-    opener = urllib.request.build_opener(_SameServer(), *(handler(opened) for handler in _HANDLERS))
+    watched = _Watched()
+    opener = urllib.request.build_opener(_SameServer(), watched)
     request = urllib.request.Request(url, headers={"Accept": "application/json"})  # noqa: S310 - callers check the scheme
 
     def fetch() -> bytes:
@@ -60,7 +60,7 @@ def http_get(url: str, *, seconds: float, most_bytes: int) -> bytes:
             data: bytes = answer.read(most_bytes + 1)
             return data
 
-    return _within(seconds, fetch, opened)
+    return _within(seconds, fetch, watched.opened)
 
 
 def _within(seconds: float, work: Callable[[], bytes], opened: list[socket.socket]) -> bytes:
@@ -87,31 +87,25 @@ def _within(seconds: float, work: Callable[[], bytes], opened: list[socket.socke
     return data or b""
 
 
-def _watched(base: type[http.client.HTTPConnection], opened: list[socket.socket]) -> Callable[..., Any]:
-    class Watched(base):  # type: ignore[misc, valid-type]
-        def connect(self) -> None:
-            super().connect()
-            opened.append(self.sock)
+class _Watched(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Notes the sockets of its connections."""
 
-    return Watched
-
-
-class _Http(urllib.request.HTTPHandler):
-    def __init__(self, opened: list[socket.socket]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._opened = opened
+        self.opened: list[socket.socket] = []
 
     def http_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(_watched(http.client.HTTPConnection, self._opened), req)
-
-
-class _Https(urllib.request.HTTPSHandler):
-    def __init__(self, opened: list[socket.socket]) -> None:
-        super().__init__()
-        self._opened = opened
+        return self.do_open(self._noting(http.client.HTTPConnection), req)
 
     def https_open(self, req: urllib.request.Request) -> Any:
-        return self.do_open(_watched(http.client.HTTPSConnection, self._opened), req)
+        return self.do_open(self._noting(http.client.HTTPSConnection), req)
 
+    def _noting(self, base: type[http.client.HTTPConnection]) -> Callable[..., Any]:
+        opened = self.opened
 
-_HANDLERS: Final = (_Http, _Https)
+        class Noting(base):  # type: ignore[misc, valid-type]
+            def connect(self) -> None:
+                super().connect()
+                opened.append(self.sock)
+
+        return Noting

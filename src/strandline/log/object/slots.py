@@ -44,14 +44,6 @@ class Members:
     states: list[SlotState]
     pending: list[int]
 
-    def floor(self) -> int | None:
-        """The lowest position that any of them needs."""
-        return trimming.floor(self.states, self.pending)
-
-    def trim_floor(self) -> int | None:
-        """The offset up to which the log may be trimmed."""
-        return trimming.trim_floor(self.states, self.pending)
-
 
 @bound_to_process(close=())
 @checked
@@ -130,7 +122,8 @@ class SlotKeeper:
 
     def floor(self) -> int | None:
         """The lowest position that a valid slot, or one being created or moved, still needs."""
-        return self.members(self.read_head()).floor()
+        members = self.members(self.read_head())
+        return trimming.floor(members.states, members.pending)
 
     def flush(self) -> None:
         """Do nothing: positions are written at once."""

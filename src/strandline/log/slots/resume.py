@@ -11,7 +11,7 @@ from uuid import UUID
 
 from strandline.errors import CursorExpired, Diverged, InvalidInput
 from strandline.model.cursor import Bounds, Cursor, Start, microseconds
-from strandline.model.retention import InvalidReason, SlotState
+from strandline.model.retention import SlotState
 
 
 def position_of(start: Start, log_id: UUID, bounds: Bounds, listed_since: Callable[[int], int | None]) -> int:
@@ -59,7 +59,7 @@ def check_cursor(cursor: Cursor, log: Cursor, bounds: Bounds) -> None:
 
 
 class Cause(StrEnum):
-    """Why a consumer has to rebuild its state."""
+    """Why a consumer has to rebuild its state: the reasons for which a slot is invalidated, and one more."""
 
     WAL_REMOVED = "wal-removed"
     HORIZON = "horizon"
@@ -84,12 +84,6 @@ class FullRebootstrap:
 
 ResumeMode: TypeAlias = PartialResync | FullRebootstrap
 
-_CAUSES = {
-    InvalidReason.WAL_REMOVED: Cause.WAL_REMOVED,
-    InvalidReason.HORIZON: Cause.HORIZON,
-    InvalidReason.IDLE_TIMEOUT: Cause.IDLE_TIMEOUT,
-}
-
 
 def plan_resume(slot: SlotState | None, since: Cursor | None, log: Cursor, bounds: Bounds) -> ResumeMode:
     """How the consumer with this slot, which has applied everything below ``since``, resumes.
@@ -100,7 +94,7 @@ def plan_resume(slot: SlotState | None, since: Cursor | None, log: Cursor, bound
     any cursor of it.
     """
     if slot is not None and slot.invalid is not None:
-        return FullRebootstrap(_CAUSES[slot.invalid.reason])
+        return FullRebootstrap(Cause(slot.invalid.reason))
     if since is None:
         return FullRebootstrap(Cause.NEW)
     if since.log_id == log.log_id and since.next < bounds.first:

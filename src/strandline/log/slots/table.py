@@ -201,30 +201,11 @@ class ReadOnlySlots:
     states: Callable[[], Sequence[SlotState]]
     reason: str
 
-    def _refuse(self) -> NoReturn:
+    def create(self, *_: object, **__: object) -> NoReturn:
+        """``Unsupported``, as every change."""
         raise Unsupported(self.reason)
 
-    def create(
-        self, name: str, position: int, *, lifetime: float | None = None, retained_from: int | None = None
-    ) -> SlotState:
-        """``Unsupported``."""
-        self._refuse()
-
-    def claim(self, name: str, holder: str) -> TableSlot:
-        """``Unsupported``."""
-        self._refuse()
-
-    def reset(self, name: str, position: int, *, retained_from: int | None = None) -> SlotState:
-        """``Unsupported``."""
-        self._refuse()
-
-    def drop(self, name: str) -> None:
-        """``Unsupported``."""
-        self._refuse()
-
-    def touch(self, name: str, epoch: int) -> None:
-        """``Unsupported``."""
-        self._refuse()
+    claim = reset = drop = touch = create
 
     def flush(self) -> None:
         """Do nothing."""

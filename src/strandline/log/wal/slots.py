@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, final
 
 from strandline.formats.wal.folder import SlotsFile, encode_slots_file
@@ -97,14 +98,9 @@ class WalSlots(SlotTable):
     def proven(self) -> list[SlotState]:
         """The slots without a tierer's position that belongs to another history: the log may have been restored."""
         with self._lock:
-            return trimming.proven(self._slots.values(), self._copied())
-
-    def _copied(self) -> trimming.ColdTierProof:
-        return trimming.ColdTierProof(
-            self._retained(),
-            lambda: exists(f"{self._folder}/{COLD_FILE}", disk=self._env.disk),
-            lambda at: self._cursor_at(at).fingerprint,
-        )
+            attached = partial(exists, f"{self._folder}/{COLD_FILE}", disk=self._env.disk)
+            copied = trimming.ColdTierProof(self._retained(), attached, lambda at: self._cursor_at(at).fingerprint)
+            return trimming.proven(self._slots.values(), copied)
 
     def _idle_seconds(self, name: str) -> float:
         """Seconds since a slot's last heartbeat, or since the log was opened."""

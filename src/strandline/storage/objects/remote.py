@@ -9,18 +9,10 @@ import obstore
 from obstore import exceptions as refusals
 from obstore.store import MemoryStore, from_url
 
-from strandline.errors import (
-    AlreadyExists,
-    Conflict,
-    InvalidInput,
-    NotFound,
-    StorageError,
-    StrandlineError,
-    TransientStorageError,
-)
+from strandline.errors import AlreadyExists, Conflict, InvalidInput, NotFound, StorageError
 from strandline.model.cursor import microseconds
 from strandline.storage.fork_check import Origin, bound_to_process
-from strandline.storage.objects.remote_errors import Answer, Meaning, classify
+from strandline.storage.objects.remote_errors import Raced, classify
 from strandline.storage.objects.store import (
     Absent,
     Object,
@@ -72,10 +64,6 @@ _ADVICE: Final = "start processes that use object stores with 'spawn' or 'forkse
 
 _used_in: Origin | None = None
 """The process that first used any client: all share threads, which do not survive a fork."""
-
-
-class _Raced(TransientStorageError):
-    """The store did nothing, since another request was in progress."""
 
 
 @bound_to_process(keep=("url",))
@@ -143,7 +131,7 @@ class ObstoreStore:
         except ValueError as error:
             raise InvalidInput(f"The store cannot do this with {self.url}/{path}: {classify(error).said}.") from error
         except (refusals.BaseError, OSError, NotImplementedError) as error:
-            raise self._explained(path, classify(error)) from error
+            raise classify(error).error(self.url, path) from error
         except BaseException as error:
             if type(error).__name__ != _PANIC:
                 raise
@@ -152,32 +140,6 @@ class ObstoreStore:
                 "breaks, spaces and letters that are not ASCII in the options, or in the environment variables of the "
                 "cloud."
             ) from error
-
-    def _explained(self, path: str, answer: Answer) -> StrandlineError:  # noqa: PLR0911 - a table
-        where, said = f"{self.url}/{path}", answer.said
-        match answer.meaning:
-            case Meaning.ABSENT:
-                return NotFound(f"There is no object {where}.")
-            case Meaning.NO_BUCKET:
-                return StorageError(f"There is no bucket for {where} ({said}): create it, or correct the address.")
-            case Meaning.EXISTS:
-                return AlreadyExists(f"{where} exists already.")
-            case Meaning.CHANGED:
-                return Conflict(f"{where} was changed by another writer; read it again.")
-            case Meaning.PAST_END:
-                return InvalidInput(f"{where} ends before the requested bytes.")
-            case Meaning.DENIED:
-                return StorageError(
-                    f"The store denied access to {where} ({said}): check the credentials and what they permit."
-                )
-            case Meaning.MISDIRECTED:
-                return StorageError(f"The store at {self.url} cannot be reached: {said}. Check the endpoint.")
-            case Meaning.REFUSED:
-                return StorageError(f"The store refused {where}: {said}. Retrying does not help.")
-            case Meaning.RACED:
-                return _Raced(f"Another request for {where} was under way; nothing was done. Try again.")
-            case Meaning.TRANSIENT:
-                return TransientStorageError(f"The store failed at {where}: {said}. Retrying may help.")
 
     def get(self, path: str) -> Object:
         """The whole object, or ``NotFound``."""
@@ -222,7 +184,7 @@ class ObstoreStore:
         mode: Any = "create" if isinstance(when, Absent) else _update_version(when.version)
         try:
             return _token(self._call(path, lambda client: obstore.put(client, path, payload_parts(data), mode=mode)))
-        except (NotFound, AlreadyExists, Conflict, _Raced) as error:
+        except (NotFound, AlreadyExists, Conflict, Raced) as error:
             # The same answer has different meanings for the two conditions, which obstore does not distinguish.
             if isinstance(when, Absent):
                 if isinstance(error, NotFound):

@@ -4,36 +4,41 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 from http import HTTPStatus
 from typing import Final
 
 from obstore import exceptions as raised
 
+from strandline.errors import (
+    AlreadyExists,
+    Conflict,
+    InvalidInput,
+    NotFound,
+    StorageError,
+    StrandlineError,
+    TransientStorageError,
+)
+
+
+class Raced(TransientStorageError):
+    """The store did nothing, since another request was in progress."""
+
 
 class Meaning(Enum):
-    """Kind of a failure."""
+    """Kind of a failure: the error for it, and its sentence."""
 
-    ABSENT = auto()
-    """There is no such object."""
-    NO_BUCKET = auto()
-    """There is no such bucket or container."""
-    EXISTS = auto()
-    """The object exists, but must not."""
-    CHANGED = auto()
-    """The object has another version."""
-    RACED = auto()
-    """Another request for the same object was in progress; this one did nothing, and may be repeated."""
-    PAST_END = auto()
-    """The object ends before the range."""
-    DENIED = auto()
-    """The credentials are wrong, missing, or do not permit this."""
-    MISDIRECTED = auto()
-    """The endpoint has another scheme, certificate or region."""
-    REFUSED = auto()
-    """The store refuses; retrying does not help."""
-    TRANSIENT = auto()
-    """The network or the store failed: the outcome of a write is unknown, and a retry may help."""
+    ABSENT = NotFound, "There is no object {where}."
+    NO_BUCKET = StorageError, "There is no bucket for {where} ({said}): create it, or correct the address."
+    EXISTS = AlreadyExists, "{where} exists already."
+    CHANGED = Conflict, "{where} was changed by another writer; read it again."
+    RACED = Raced, "Another request for {where} was under way; nothing was done. Try again."
+    PAST_END = InvalidInput, "{where} ends before the requested bytes."
+    DENIED = StorageError, "The store denied access to {where} ({said}): check the credentials and what they permit."
+    MISDIRECTED = StorageError, "The store at {url} cannot be reached: {said}. Check the endpoint."
+    REFUSED = StorageError, "The store refused {where}: {said}. Retrying does not help."
+    TRANSIENT = TransientStorageError, "The store failed at {where}: {said}. Retrying may help."
+    """The outcome of a write is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,12 @@ class Answer:
 
     meaning: Meaning
     said: str
+
+    def error(self, url: str, path: str) -> StrandlineError:
+        """The error for an object of the store at this address."""
+        kind, sentence = self.meaning.value
+        error: StrandlineError = kind(sentence.format(where=f"{url}/{path}", url=url, said=self.said))
+        return error
 
 
 _NO_BUCKET: Final = frozenset({"NoSuchBucket", "ContainerNotFound", "ContainerBeingDeleted", "ContainerDisabled"})

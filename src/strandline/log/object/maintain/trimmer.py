@@ -49,7 +49,7 @@ from strandline.log.object.staging import FOLDER as STAGED
 from strandline.log.object.staging import KEPT_SECONDS
 from strandline.log.slots.rules import has_expired, invalidate, is_idle, is_suspect, reason_to_invalidate, suspect
 from strandline.log.slots.slot_metrics import report_invalid
-from strandline.log.slots.trimming import ColdTierProof, consumed_floor, proven, retained_first, trim_to
+from strandline.log.slots.trimming import ColdTierProof, consumed_floor, proven, retained_first, trim_floor, trim_to
 from strandline.model.cursor import SECOND
 from strandline.model.head import Cut, Entry, Head, Trimmed
 from strandline.model.retention import TIER_SLOT, MaxAge, Retention, SlotLimits, SlotState
@@ -148,7 +148,7 @@ class Trimmer:
             # The head comes first: a slot that is created or moved after this read makes the trim fail.
             members = self._judged(head, identity.limits, done, clocks)
             done.floor = head.floor
-            floor = members.trim_floor()
+            floor = trim_floor(members.states, members.pending)
             consumed = consumed_floor(members.states)
             wanted = trim_to(self._policy_start(head, identity.retention, consumed, clocks), floor)
             if wanted <= head.floor:  # slots may be below it, in the cold tier

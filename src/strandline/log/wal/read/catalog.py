@@ -6,6 +6,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -131,7 +132,7 @@ class Catalog:
 
     def _within(self, first: int, since: int, upto: int) -> Iterator[Located]:
         entries = self.index(first, offset=since)
-        at = bisect_right(entries, since, key=_offset_of)
+        at = bisect_right(entries, since, key=attrgetter("offset"))
         position = entries[at - 1].position if at else 0
         path = self.path(first)
         offset = entries[at - 1].offset if at else first
@@ -178,7 +179,7 @@ class Catalog:
         if at < 0:
             return start
         entries = self.index(firsts[at], offset=end)
-        known = bisect_right(entries, term, key=_term_of)
+        known = bisect_right(entries, term, key=attrgetter("term"))
         since = max(start, entries[known - 1].offset if known else firsts[at])
         return next((frame.first for frame in self.frames(since, end) if frame.term > term), end)
 
@@ -222,7 +223,7 @@ class Catalog:
                 end = min(end, first)
                 continue
             entries = self.index(first, offset=end)
-            known = bisect_right(entries, whole - size, key=_position_of)
+            known = bisect_right(entries, whole - size, key=attrgetter("position"))
             since = max(start, entries[known - 1].offset if known else first)
             fitting = (frame.first for frame in self.frames(since, end) if frame.position >= whole - size)
             return next(fitting, end)
@@ -251,18 +252,6 @@ def _first_since(time: int, now: int, count: int, timestamp: Callable[[int], int
         return next((known >= time for place in range(at, count) if (known := timestamp(place)) <= now), True)
 
     return bisect_left(range(count), True, key=is_since)
-
-
-def _offset_of(entry: IndexEntry) -> int:
-    return entry.offset
-
-
-def _position_of(entry: IndexEntry) -> int:
-    return entry.position
-
-
-def _term_of(entry: IndexEntry) -> int:
-    return entry.term
 
 
 def damaged_file(path: str, at: int, why: str) -> CorruptData:

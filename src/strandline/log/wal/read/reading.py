@@ -28,8 +28,7 @@ from strandline.log.wal.recover.scan_tail import read_identity, read_log_json, r
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Signed, Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start
-from strandline.model.head import StoredAppend, WriterId
-from strandline.model.records import RecordSource
+from strandline.model.head import StoredAppend
 from strandline.model.retention import Retention
 from strandline.model.times import TOLERANCE
 from strandline.storage.clock import boot_id
@@ -338,14 +337,8 @@ class WalReader(WalReading, Closing):
     def _refusal(self) -> str:
         return f"The log in {self.folder} was opened for reading: only the process that writes it may change it."
 
-    def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> NoReturn:
-        """``Unsupported``: it was opened for reading."""
+    def append(self, *_: object, **__: object) -> NoReturn:
+        """``Unsupported``, as every change: it was opened for reading."""
         raise Unsupported(self._refusal)
 
-    def evolve_value(self, value: Codec) -> NoReturn:
-        """``Unsupported``: it was opened for reading."""
-        raise Unsupported(self._refusal)
-
-    def producer(self, *, writer: WriterId | None = None, **options: object) -> NoReturn:
-        """``Unsupported``: it was opened for reading."""
-        raise Unsupported(self._refusal)
+    evolve_value = producer = append

@@ -260,7 +260,9 @@ def finish_rewind(folder: str, *, disk: Disk) -> Rewinding | None:
     try:
         decided = decode_rewinding(disk.read(f"{folder}/{REWIND}"), f"{folder}/{REWIND}")
     except NotFound:
-        _remove_leftovers(folder, disk=disk)
+        for row in disk.scan(folder):  # left by a rewind that was never planned
+            if row.name.endswith(f"{DATA}{NEW}"):
+                disk.remove(f"{folder}/{row.name}")
         return None
     if decided.log_id != read_identity(folder, disk=disk):
         raise CorruptData(f"{folder}/{REWIND} belongs to log {decided.log_id}: move it away.")
@@ -269,10 +271,14 @@ def finish_rewind(folder: str, *, disk: Disk) -> Rewinding | None:
     if slots != kept.slots:
         write_slots_file(folder, replace(kept, slots=slots), disk=disk)
     mark = Mark(decided.log_id, kept.start, decided.to, decided.begins, decided.term, NO_BOOT, clean=True)
-    _rewrite(f"{folder}/{MARK}", encode_mark(mark), disk=disk)
+    with contextlib.closing(disk.open_append(f"{folder}/{MARK}")) as file:
+        file.rewrite(0, [encode_mark(mark)])
+        file.sync()
     if decided.begins == decided.file:
         disk.remove(f"{folder}/{index_name(decided.file)}")
-    _take_place(folder, decided, disk=disk)
+    name = data_name(decided.begins)
+    if any(row.name == f"{name}{NEW}" for row in disk.scan(folder)):
+        disk.rename(f"{folder}/{name}{NEW}", f"{folder}/{name}")
     # The new file gets its name before the old one loses the records that are in both.
     disk.sync_folder(folder)
     if decided.begins != decided.file:
@@ -287,23 +293,3 @@ def finish_rewind(folder: str, *, disk: Disk) -> Rewinding | None:
     disk.remove(f"{folder}/{REWIND}")
     disk.sync_folder(folder)
     return decided
-
-
-def _take_place(folder: str, decided: Rewinding, *, disk: Disk) -> None:
-    name = data_name(decided.begins)
-    if any(row.name == f"{name}{NEW}" for row in disk.scan(folder)):
-        disk.rename(f"{folder}/{name}{NEW}", f"{folder}/{name}")
-
-
-def _rewrite(path: str, data: bytes, *, disk: Disk) -> None:
-    file = disk.open_append(path)
-    with contextlib.closing(file):
-        file.rewrite(0, [data])
-        file.sync()
-
-
-def _remove_leftovers(folder: str, *, disk: Disk) -> None:
-    """Remove the leftovers of a rewind that was never planned."""
-    for row in disk.scan(folder):
-        if row.name.endswith(f"{DATA}{NEW}"):
-            disk.remove(f"{folder}/{row.name}")

@@ -313,14 +313,8 @@ class WalHandle:
         return self.group.awaited(Receipt(self.first, self.count))
 
 
-def settled_group() -> CommitGroup:
-    """A group that is durable already."""
-    group = CommitGroup()
-    group.done = True
-    return group
-
-
-_DURABLE: Final = settled_group()
+_DURABLE: Final = CommitGroup()
+_DURABLE.done = True
 _MANY_WRITERS: Final = 1024
 
 
