@@ -139,9 +139,7 @@ class LocalDisk:
     Existing files keep their mode.
     """
 
-    def __init__(self, *, lock_timeout: float = LOCK_TIMEOUT, clock: Clock = CLOCK) -> None:
-        """Wait for locks up to ``lock_timeout`` seconds."""
-        self._lock_timeout = lock_timeout
+    def __init__(self, *, clock: Clock = CLOCK) -> None:
         self._clock = clock
 
     def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
@@ -276,7 +274,7 @@ class LocalDisk:
     def locked(self, path: str) -> Iterator[None]:
         """Hold an exclusive advisory lock (``flock``), which the kernel drops when its process dies."""
         # No blocking call: any process that can open the file can hold its lock forever.
-        deadline, pause = self._clock.monotonic() + self._lock_timeout, _FIRST_PAUSE
+        deadline, pause = self._clock.monotonic() + LOCK_TIMEOUT, _FIRST_PAUSE
         while True:
             with LockFile() as lock:
                 if lock.take(path):
@@ -284,7 +282,7 @@ class LocalDisk:
                     return
             if self._clock.monotonic() >= deadline:
                 raise StorageError(
-                    f"The lock {path} was held by another process for {self._lock_timeout:g} s; nothing was changed. "
+                    f"The lock {path} was held by another process for {LOCK_TIMEOUT:g} s; nothing was changed. "
                     f"Find its holder ('fuser {path}'), stop it, and try again."
                 )
             self._clock.sleep(pause)

@@ -47,10 +47,6 @@ class Backoff:
         return action()
 
 
-def _is_transient(error: StrandlineError) -> bool:
-    return isinstance(error, TransientStorageError)
-
-
 class RetryingStore:
     """A store that retries transient failures of repeatable calls.
 
@@ -76,7 +72,7 @@ class RetryingStore:
         return f"RetryingStore({self._inner!r})"
 
     def _retry(self, action: Callable[[], R]) -> R:
-        return self._backoff.repeat(action, _is_transient, self._env)
+        return self._backoff.repeat(action, lambda error: isinstance(error, TransientStorageError), self._env)
 
     def get(self, path: str) -> Object:
         """The whole object, or ``NotFound``."""

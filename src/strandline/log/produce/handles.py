@@ -173,10 +173,6 @@ class ProduceHandle(_Placed, tuple[Page, int, int, int]):
 
 def placed_page(outcome: BatchOutcome, base: int) -> Page:
     """A page whose one ticket, 0, begins at this record of the batch with this outcome."""
-    page = Page(_place_nothing)
+    page = Page(lambda: None)
     page.close(range(1), outcome, base)
     return page
-
-
-def _place_nothing() -> None:
-    """Nothing is queued."""

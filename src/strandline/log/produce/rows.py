@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate, chain, compress
 from operator import itemgetter, mul
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -137,7 +137,9 @@ def cut_rows(rows: list[Row | Call], room: Room, most: Room, tick: int = 1) -> l
             elif pure:
                 entries = list(chain.from_iterable(map(as_tuple, contents[at:end])))
             else:
-                ranges = _chosen(ranges, [op in _CALLS for op in ops[at:end]])
+                which = [op in _CALLS for op in ops[at:end]]
+                columns: list[Any] = [ranges.starts, ranges.times, ranges.payloads]
+                ranges = MetadataRanges(*(tuple(compress(column, which)) for column in columns))
             pieces.append(BatchRows(rows[at:end], ranges, widths[at:end], entries, times[at:end], apart))
         at, room, apart = end, most, unfit < full
     return pieces
@@ -154,14 +156,6 @@ def as_tuple(content: bytes | tuple[bytes, ...]) -> tuple[bytes, ...]:
 
 def _attached(calls: list[Call]) -> list[int]:
     return [0 if call is _NO_CALL else len(call[2]) + RANGE_BYTES for call in calls]
-
-
-def _chosen(ranges: MetadataRanges, which: list[bool]) -> MetadataRanges:
-    return MetadataRanges(
-        tuple(compress(ranges.starts, which)),
-        tuple(compress(ranges.times, which)),
-        tuple(compress(ranges.payloads, which)),
-    )
 
 
 def page_of(piece: BatchRows) -> pa.RecordBatch:

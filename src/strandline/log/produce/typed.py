@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Final
 
 import pyarrow as pa
@@ -165,7 +166,7 @@ def encoded_table(table: pa.Table, codec: Codec) -> pa.Table:
         fields = dict(zip([part.name for part in whole.type], whole.flatten(), strict=True))
     elif "op" in own:
         gone = pc.fill_null(pc.not_equal(_operations(own["op"]), int(Op.PUT)), False)
-        absent = gone if not fields else _all((gone, *(column.is_null() for column in fields.values())))
+        absent = reduce(pc.and_, (column.is_null() for column in fields.values()), gone)
     values = _encoded(pa.table(fields), codec, table.num_rows)
     if absent is not None:
         values = pc.if_else(absent, pa.scalar(None, values.type), values)
@@ -183,13 +184,6 @@ def _operations(column: pa.ChunkedArray) -> pa.ChunkedArray:
             "delete, purge): give these."
         )
     return column.cast(kind).cast(pa.int8(), safe=False)
-
-
-def _all(masks: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
-    first, *rest = masks
-    for mask in rest:
-        first = pc.and_(first, mask)
-    return first
 
 
 def _encoded(fields: pa.Table, codec: Codec, rows: int) -> pa.ChunkedArray:

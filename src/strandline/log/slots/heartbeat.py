@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from typing import Final, Protocol, Self, final, runtime_checkable
 
 from strandline.errors import StorageError, StrandlineError
@@ -62,14 +61,10 @@ class SlotHeartbeat:
     repeated. The holder learns that the slot was taken over or invalidated when it advances.
     """
 
-    def __init__(
-        self, slot: TouchableSlot, log: object, *, env: Env, is_alive: Callable[[], bool] = lambda: True
-    ) -> None:
-        """Keep ``slot`` of ``log`` alive while it is entered and ``is_alive`` returns true."""
+    def __init__(self, slot: TouchableSlot, log: object, *, env: Env) -> None:
         self._slot = slot
         self._log = log
         self._clock = env.clock
-        self._is_alive = is_alive
         self._lock = threading.Lock()
         self._stop = threading.Event()
         limits = self._limits()
@@ -89,7 +84,7 @@ class SlotHeartbeat:
 
     def beat(self) -> None:
         """Touch the slot if the interval is over."""
-        if self._clock.monotonic() - self._seen >= self._every and self._is_alive():
+        if self._clock.monotonic() - self._seen >= self._every:
             with self._lock:
                 limits = self._limits()
                 self._every = MOST if limits is None else heartbeat_interval(limits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final, Protocol, final
 
 import pyarrow as pa
@@ -48,16 +49,17 @@ class WalPublisher:
         return _first_offset(self._log.append_batch(_batch(values, self._log.env.clock.now())).result())
 
 
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """Messages that a caller waits for to be durable."""
 
-    __slots__ = ("error", "first", "size", "values")
+    values: Sequence[bytes]
+    first: int | None = None
+    error: BaseException | None = None
 
-    def __init__(self, values: Sequence[bytes]) -> None:
-        self.values = values
-        self.size = sum(map(len, values))
-        self.first: int | None = None
-        self.error: BaseException | None = None
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.values))
 
     @property
     def is_settled(self) -> bool:

@@ -76,9 +76,7 @@ class WalLog(Produces, WalReading, Closing):
         place = found.place
         index = IndexWriter(folder, place.first, found.index, found.indexed, disk=env.disk)
         for frame, writers in found.unindexed:
-            for writer, state in writers.items():
-                index.saw(writer, state)
-            index.passed(frame)
+            index.passed(frame, writers)
         self._journal = Journal(folder, found.log_id, place, index, self._catalog.add, settings)
         if found.kept.start > place.next:  # the start was moved, but not applied before a crash
             self._journal.begin_file(found.kept.start)
@@ -193,7 +191,8 @@ class WalLog(Produces, WalReading, Closing):
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of the writer's last append; None if the log does not know the writer."""
-        return self._committer.last_number(writer)
+        last = self._committer.last_append(writer)
+        return None if last is None else last[0].number
 
     def last_append(self, writer: WriterId) -> WriterState | None:
         """The last append of a writer, or of a source of ingested records; None if the log does not know it.

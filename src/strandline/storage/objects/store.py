@@ -95,20 +95,16 @@ class ObjectStore(Protocol):
         """Remove the object; absent is fine."""
 
 
-@runtime_checkable
-class CopyingStore(Protocol):
-    """A store that copies an object by itself, without sending it to the caller and back."""
-
-    def copy(self, source: str, target: str) -> None:
-        """Write the content of ``source`` to ``target``, durably, replacing an existing object; or ``NotFound``."""
-
-
 def copy_object(store: ObjectStore, source: str, target: str) -> None:
-    """Copy an object within a store; by reading and writing it if the store has no copies of its own."""
-    if isinstance(store, CopyingStore):
-        store.copy(source, target)
-    else:
+    """Copy an object within a store, durably, replacing an existing one; or ``NotFound``.
+
+    A store with a method ``copy`` does it by itself; otherwise the object is read and written here.
+    """
+    copy: Callable[[str, str], None] | None = getattr(store, "copy", None)
+    if copy is None:
         store.put(target, store.get(source).data)
+    else:
+        copy(source, target)
 
 
 def payload_parts(data: Payload) -> list[bytes | memoryview]:

@@ -27,23 +27,15 @@ _TAKEN: Final = 64
 """Number of frames read from the tail in one turn: a plan seldom needs more."""
 
 
+@dataclass(slots=True, eq=False)
 class Records:
     """The records of a frame, in memory: shared by all readers without copies."""
 
-    __slots__ = ("_batches", "_page", "append", "checksums")
-
-    def __init__(
-        self,
-        batches: tuple[pa.RecordBatch, ...] | None,
-        page: bytes = b"",
-        append: tuple[WriterId, int] | None = None,
-        checksums: tuple[int, ...] | None = None,
-    ) -> None:
-        self.checksums = checksums
-        self.append = append
-        """Writer and number of the append; None if unnumbered."""
-        self._batches = batches
-        self._page = page
+    _batches: tuple[pa.RecordBatch, ...] | None
+    _page: bytes = b""
+    append: tuple[WriterId, int] | None = None
+    """Writer and number of the append; None if unnumbered."""
+    checksums: tuple[int, ...] | None = None
 
     def batches(self) -> tuple[pa.RecordBatch, ...]:
         """The records; a page is decoded by its first reader, not by the committing thread."""

@@ -68,7 +68,9 @@ class FileCheck:
         self.problems: list[FileProblem] = []
         self._log_id = log_id
         self._salt = salt_of(log_id)
-        self._index = None if index is None else IndexCheck(index)
+        self.index = IndexCheck(index or Index([], 0, 0))
+        """Compares its index, if one was given."""
+        self._decodes = index is not None
         self._past_hole = False
 
     @property
@@ -82,8 +84,7 @@ class FileCheck:
             kind = FindingKind.VERSION if found.ending is Ending.UNSUPPORTED else FindingKind.FRAME
             self._add(found.at, found.upto, kind, found.why)
             self._past_hole = True
-            if self._index is not None:
-                self._index.lost(found.upto)
+            self.index.lost(found.upto)
             self.at = found.upto
             return None
         self.at = found.end
@@ -114,8 +115,7 @@ class FileCheck:
         self._pass(frame)
         self.begins = place.size = frame.end
         place.term, place.timestamp, place.writers = info.term, info.timestamp, writers
-        if self._index is not None:
-            self._index.begin(frame.end)
+        self.index.begin(frame.end)
 
     def _follow(self, frame: Frame) -> tuple[Located, Mapping[WriterId, WriterState]] | None:
         info = frame.info
@@ -149,8 +149,7 @@ class FileCheck:
         self.records += info.count
         size = frame.end - frame.start
         located = Located(self.path, frame.start, size, first, first + info.count, info.term, info.timestamp)
-        if self._index is not None:
-            self._index.passed(located, writers)
+        self.index.passed(located, writers)
         if self.problems:
             return None
         place = self.place
@@ -161,7 +160,7 @@ class FileCheck:
     def _writers(self, frame: Frame) -> dict[WriterId, WriterState]:
         info, where = frame.info, f"{self.path} at byte {frame.start}"
         try:
-            read = read_metadata(frame.block, where) if self._index is None else decode_frame(frame, where).metadata
+            read = decode_frame(frame, where).metadata if self._decodes else read_metadata(frame.block, where)
             append = append_of(read, where)
         except CorruptData as error:
             self._add(frame.start, frame.end, FindingKind.FRAME, _reason(error), is_cut=False)
@@ -185,17 +184,12 @@ class FileCheck:
         """Called after the last piece: a file without any is damaged."""
         if not self.is_begun and not self.problems:
             self._add(0, 0, FindingKind.FRAME, "it is empty")
-        if self._index is not None:
-            self.durable = max(self.durable, self._index.durable)
+        self.durable = max(self.durable, self.index.durable)
 
     def refuse(self) -> None:
         """``CorruptData`` for the first problem."""
         for problem in self.problems:
             raise damaged_file(self.path, problem.at, problem.why)
-
-    def index_problem(self, *, is_closed: bool, size: int | None) -> str | None:
-        """What is wrong with its index, or None; ``size`` is None without an index."""
-        return None if self._index is None else self._index.judged(is_closed=is_closed, size=size)
 
 
 class IndexCheck:

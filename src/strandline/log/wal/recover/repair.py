@@ -128,10 +128,8 @@ def rebuild_index(folder: str, log_id: UUID, first: int, *, disk: Disk) -> None:
     check.refuse()
     index = IndexWriter(folder, first, Index([], 0, new_chain(log_id, first)), check.begins, disk=disk)
     with contextlib.closing(index):
-        for frame, appends in rows:
-            for writer, state in appends.items():
-                index.saw(writer, state)
-            index.passed(frame)
+        for frame, writers in rows:
+            index.passed(frame, writers)
         index.finish()
     disk.sync_folder(folder)
 

@@ -221,7 +221,7 @@ class _Verifier:
             if check.has_too_many_problems:
                 break
         check.done()
-        wrong = check.index_problem(is_closed=is_closed, size=None if data is None else len(data))
+        wrong = check.index.judged(is_closed=is_closed, size=None if data is None else len(data))
         if wrong is not None:
             self._result.indexes = (*self._result.indexes, first)
             path = f"{self._folder}/{names.index_name(first)}"

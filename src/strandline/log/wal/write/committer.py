@@ -201,11 +201,6 @@ class GroupCommitter:
             if term > self.term:
                 self.term, self._group.run = term, None
 
-    def last_number(self, writer: WriterId) -> int | None:
-        """The number of the writer's last append; None if it is not known."""
-        last = self.last_append(writer)
-        return None if last is None else last[0].number
-
     def last_append(self, writer: WriterId) -> tuple[WriterState, CommitGroup] | None:
         """The last append of a writer, and the group to wait for until it is durable; None if it is not known."""
         with self._lock:
@@ -309,7 +304,7 @@ class GroupCommitter:
         except BaseException:
             if unsettled is not None:
                 unsettled.settle()
-            self._abandon()
+            self._refuse(lambda: LogFailed(f"The log in {self._name} stopped: open it again."))
             raise
 
     def _is_over(self) -> bool:
@@ -345,10 +340,6 @@ class GroupCommitter:
             group, self._group = self._group, CommitGroup(self._source)
             self._room.notify_all()
         group.settle(self._refusal)
-
-    def _abandon(self) -> None:
-        """Release all waiters when the thread ends unexpectedly."""
-        self._refuse(lambda: LogFailed(f"The log in {self._name} stopped: open it again."))
 
     def close(self, refusal: Callable[[], Exception]) -> None:
         """Refuse later appends, and commit the queue, unless that fails."""

@@ -283,17 +283,15 @@ def _wake(waiting: Awaited, error: Callable[[], Exception] | None) -> None:
                 future.set_exception(error())
 
 
+@dataclass(slots=True, eq=False)
 class WalHandle:
     """The handle of an append to a write-ahead log: its offsets are assigned, its durability is awaited."""
 
-    __slots__ = ("count", "first", "group", "repeated")
-
-    def __init__(self, group: CommitGroup, first: int | None, count: int, *, repeated: bool = False) -> None:
-        self.group = group
-        self.first = first
-        self.count = count
-        self.repeated = repeated
-        """Whether the log recognised the number of the append, which adds nothing then."""
+    group: CommitGroup
+    first: int | None
+    count: int
+    repeated: bool = False
+    """Whether the log recognised the number of the append, which adds nothing then."""
 
     def done(self) -> bool:
         """Whether the outcome is known."""

@@ -6,7 +6,7 @@ Also the two steps of a group commit: write the frames; sync and publish them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, final
 from uuid import UUID
@@ -248,14 +248,13 @@ class Journal:
         """Record that the written frames are durable."""
         place = self.place
         for span, append in zip(written.held, written.appends, strict=True):
-            frame = span.frame
+            frame, writers = span.frame, {}
             if append is not None:
                 writer, number = remembered(*append)
                 count, written_at = frame.next - frame.first, frame.timestamp * 1000
                 state = WriterState(number, frame.first, frame.first, count, written_at, proof_of(append[0]))
-                place.writers[writer] = state
-                self._index.saw(writer, state)
-            self._index.passed(frame)
+                place.writers[writer] = writers[writer] = state
+            self._index.passed(frame, writers)
         if len(place.writers) > MAX_WRITERS:
             forget_silent(place.writers)
         last = written.held[-1].frame
@@ -367,13 +366,10 @@ class IndexWriter:
         self._frames = 0
         self._writers: dict[WriterId, WriterState] = {}
 
-    def saw(self, writer: WriterId, state: WriterState) -> None:
-        """Note that the next frame is an append of this writer."""
-        self._writers[writer] = state
-
-    def passed(self, frame: Located) -> None:
-        """Note that a frame is durable; the next one may get an entry."""
+    def passed(self, frame: Located, writers: Mapping[WriterId, WriterState]) -> None:
+        """Note that a frame with an append of these writers is durable; the next one may get an entry."""
         self._frames += 1
+        self._writers.update(writers)
         end = frame.position + frame.size
         if self._frames < INDEX_FRAMES and end - self._last < INDEX_BYTES:
             return
