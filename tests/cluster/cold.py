@@ -126,7 +126,7 @@ class SimulatedColdTier:
             return
         machine = world.machines[name]
         node = machine.node
-        if node is None or node._tiers.cold is None or node._tiers.cold._lock.locked():
+        if node is None or node._cold is None or node._cold._lock.locked():
             return  # another thread would wait for the lock
         world.counts["switches"] += 1
         self._running = None

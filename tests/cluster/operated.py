@@ -105,14 +105,15 @@ class OperatedWorld(World):
 
     def _opened(self, machine: Machine, seed: int, *, lead: bool) -> Node:
         name, clock = machine.name, machine.clock
-        return Node.open(
-            NodeFolder.open("/node", name, env=Env(disk=machine.disk, clock=clock, chance=SeededChance(seed + 1))),
+        return Node(
+            NodeFolder.open(
+                "/node", name, env=Env(disk=machine.disk, clock=clock, chance=SeededChance(seed + 1)), background=False
+            ),
             NodeOptions(poll_seconds=POLL, nodes={name: name for name in NAMES}, upstream=_UPSTREAM, cold=COLD),
             connect=lambda url: self._reach(name, self.head if url == _UPSTREAM else url),
             create=machine.founds,
             lead=lead,
             open_cold=None if self.cold is None else self.cold.opener(machine),
-            background=False,
         )
 
     def begin(self) -> None:

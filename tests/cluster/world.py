@@ -259,8 +259,10 @@ class World:
             automatic=True,
             cold=COLD if self.cold else None,
         )
-        return Node.open(
-            NodeFolder.open("/node", name, env=Env(disk=machine.disk, clock=clock, chance=SeededChance(seed + 1))),
+        return Node(
+            NodeFolder.open(
+                "/node", name, env=Env(disk=machine.disk, clock=clock, chance=SeededChance(seed + 1)), background=False
+            ),
             options,
             connect=lambda url: self._reach(name, url),
             lease=Lease(
@@ -268,7 +270,6 @@ class World:
             ),
             create=machine.founds,
             open_cold=self.cold.opener(machine) if self.cold else None,
-            background=False,
         )
 
     def _reach(self, source: str, target: str) -> Upstream:

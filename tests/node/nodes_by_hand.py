@@ -125,9 +125,10 @@ class Cluster:
             str(self.folder / name),
             name,
             env=Env(disk=self.disks.get(name, self.disk), clock=self.clock, chance=SeededChance(crc32(name.encode()))),
+            background=False,
         )
         connect = lambda url: Link(self, url.removeprefix("to:"))
-        node = Node.open(node_folder, options, connect=connect, lease=lease, background=False, **more)
+        node = Node(node_folder, options, connect=connect, lease=lease, **more)
         self.nodes[name] = node
         return node
 

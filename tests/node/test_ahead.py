@@ -252,7 +252,7 @@ class TestOverFlight:
         disk = HeldSyncs()
         with ExitStack() as opened:
             a = opened.enter_context(
-                Node.open(
+                Node(
                     NodeFolder.open(str(tmp_path / "a"), "a", env=Env(disk=disk)),
                     NodeOptions(),
                     connect=FlightUpstream,
@@ -262,9 +262,7 @@ class TestOverFlight:
             )
             server = opened.enter_context(FlightNode(SimpleNamespace(node=a), heartbeat_seconds=0.05))
             options = NodeOptions(upstream=server.url)
-            b = opened.enter_context(
-                Node.open(NodeFolder.open(str(tmp_path / "b"), "b"), options, connect=FlightUpstream)
-            )
+            b = opened.enter_context(Node(NodeFolder.open(str(tmp_path / "b"), "b"), options, connect=FlightUpstream))
             stop = threading.Event()
             pool = opened.enter_context(ThreadPoolExecutor())
             pool.submit(stepped, b, stop)

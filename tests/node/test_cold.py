@@ -368,7 +368,7 @@ def test_a_primary_that_is_replaced_while_it_expires_removes_nothing(
             promoted = replica.promote(force=True)
             promoted.node.log.slots.reset(TIER_SLOT, 5)
             promoted.node.log.trim(5, beyond_slots=True)
-            cold = former.node._tiers.cold
+            cold = former.node._cold
             assert cold is not None
             announce = cold.cell.announce
 

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -82,9 +81,9 @@ class TestStarting:
                     with pytest.raises(NotReady, match="a is starting"):
                         call()
                     refused.append(call)
-            return Node.open(*args, connect=connect, **options)
+            return Node(*args, connect=connect, **options)
 
-        monkeypatch.setattr("strandline.node.running.Node", SimpleNamespace(open=opened))
+        monkeypatch.setattr("strandline.node.running.Node", opened)
         a = begin("a", lead=True, create=True)
         assert isinstance(a, NodeService)
         assert len(refused) == 6

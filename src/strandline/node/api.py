@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, Unpack, final
+from typing import Final, NoReturn, Unpack, final
 
 import pyarrow as pa
 
@@ -30,7 +30,6 @@ from strandline.node.replicate.replica import Condition
 from strandline.node.running import RunningNode
 
 _LEADS_WITHIN: Final = 30.0
-_BUILDING: Final = str(Condition.BOOTSTRAPPING)
 
 
 @final
@@ -68,7 +67,10 @@ class Primary(RunningNode, Produces, MembersApi):
         log, with its records, writers and slots. Nobody writes the original any more. Further ``settings`` are the
         fields of :class:`~strandline.node.config.NodeConfig`: ``policy``, ``retention``, ``nodes``, ``listen``, ….
         """
-        primary = cls(_config(folder, name=name, lease=lease, lead=lease is None, create=create, **settings))
+        leads = lease is None
+        primary = cls(
+            NodeConfig(folder=as_folder(folder), name=name, lease=lease, lead=leads, create=create, **settings)
+        )
         try:
             primary._wait_to_lead(timeout)
         except BaseException:
@@ -235,7 +237,7 @@ class Replica(RunningNode):
         :class:`~strandline.node.config.NodeConfig`, as for :meth:`Primary.open`; ``policy``, ``retention`` and
         ``nodes`` apply once it is promoted.
         """
-        return cls(_config(folder, name=name, upstream=upstream, **settings))
+        return cls(NodeConfig(folder=as_folder(folder), name=name, upstream=upstream, **settings))
 
     def append(
         self, batch: RecordSource, *, writer: WriterId | None = None, number: int | None = None, **options: object
@@ -270,7 +272,7 @@ class Replica(RunningNode):
         began = self._env.clock.monotonic()
         if after is not None or max_staleness is not None:
             # No reads during a bootstrap, but it may end in a moment, as for a replica that has just started.
-            self.wait_until(lambda: node.position is not None and self.condition != _BUILDING, timeout)
+            self.wait_until(lambda: node.position is not None and self.condition != Condition.BOOTSTRAPPING, timeout)
         if node.position is not None:
             self.wait_until(lambda: node.knows_committed, timeout - (self._env.clock.monotonic() - began))
         timeout = max(0.0, timeout - (self._env.clock.monotonic() - began))
@@ -278,7 +280,11 @@ class Replica(RunningNode):
         try:
             replica = node.replica
         except NotReady:  # it was promoted meanwhile
-            return _after(log, after, timeout)
+            if after is not None and log.bounds().next < after.next and not log.wait(after.at(after.next - 1), timeout):
+                raise NotReady(f"Offset {after.next - 1} is not committed after {timeout:g} s: ask again.") from None
+            if after is not None:
+                log.plan(after, Limit(batches=1))  # raises if the record before the cursor differs here
+            return log
         replica.reads.readable(after=after, max_staleness=max_staleness, timeout=timeout)
         return log
 
@@ -308,20 +314,3 @@ class _Submitted:
 
     def __await__(self) -> Generator[object, None, Receipt]:
         return asyncio.to_thread(self.result).__await__()
-
-
-def _after(log: Log, after: Cursor | None, timeout: float) -> Log:
-    """A primary's log after a bookmark: waits until the bookmarked record is committed."""
-    if after is not None:
-        if log.bounds().next < after.next and not log.wait(after.at(after.next - 1), timeout):
-            raise NotReady(f"Offset {after.next - 1} is not committed after {timeout:g} s: ask again.")
-        log.plan(after, Limit(batches=1))  # raises if the record before the cursor differs here
-    return log
-
-
-def _config(folder: Address, **settings: Any) -> NodeConfig:
-    """The settings of a node; those that are None get their default."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    if "take_over" in given:
-        given["take_over"] = as_folder(given["take_over"])
-    return NodeConfig(folder=as_folder(folder), **given)

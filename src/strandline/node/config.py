@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Final, TypedDict
 
 from strandline.errors import InvalidInput
-from strandline.model.addresses import Address, AddressText, as_address, check_replica_name, refuse_credentials
+from strandline.model.addresses import Address, AddressText, as_folder, check_replica_name, refuse_credentials
 from strandline.model.arguments import Duration, Port, checked, whole
 from strandline.model.retention import Retention, SlotLimits, as_retention
 from strandline.node.flight.client.channel import TIMEOUT, Channel
@@ -77,7 +77,7 @@ class NodeConfig(NodeOptions):
     lease_seconds: Annotated[Duration, Option("How long the lease outlives its holder.", "SECONDS")] = 15.0
     create: Annotated[bool, Option("Begin a new log if there has never been one.")] = False
     take_over: Annotated[
-        AddressText | None,
+        Address | None,
         Option("Begin with a copy of this write-ahead log, if the node has none; stop its writer first.", "FOLDER"),
     ] = None
     lead: Annotated[bool, Option("Without a lease: be the primary.")] = False
@@ -91,9 +91,9 @@ class NodeConfig(NodeOptions):
     insecure: Annotated[bool, Option("Admit other machines without authentication, and in plain text.")] = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "folder", as_address(self.folder))
+        object.__setattr__(self, "folder", as_folder(self.folder))
         if self.take_over is not None:
-            object.__setattr__(self, "take_over", as_address(self.take_over))
+            object.__setattr__(self, "take_over", as_folder(self.take_over))
         self._check_itself()
         self._check_role()
         if self.automatic:

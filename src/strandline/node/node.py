@@ -19,7 +19,7 @@ from strandline.node.elect.node_lease import Leadership, NodeLease
 from strandline.node.lead.begin import begin_leading
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.primary import PrimaryRole
-from strandline.node.lead.tiering import NodeColdTier, NodeTiers
+from strandline.node.lead.tiering import NodeColdTier
 from strandline.node.members.rules import check_member
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology
 from strandline.node.node_folder import NodeFolder
@@ -31,6 +31,7 @@ from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
 from strandline.tier.copy.rounds import Round
+from strandline.tier.copy.tierer import Tierer
 from strandline.tier.read.tiered_log import TieredLog
 
 _LOGGER = logging.getLogger(__name__)
@@ -42,8 +43,8 @@ class Node(Closing):
     """One copy of a log that leads or follows.
 
     Two nodes never acknowledge writes at the same time: the primary holds the lease, and stops before it expires. A
-    node takes over only if it has everything that was committed. One thread calls :meth:`step` in a loop;
-    any thread may call the rest.
+    node takes over only if it has everything that was committed. One thread calls :meth:`step` in a loop, and all that
+    changes the role; any thread may call the rest.
     """
 
     def __init__(
@@ -53,65 +54,16 @@ class Node(Closing):
         *,
         connect: Callable[[str], Upstream],
         lease: Lease | None = None,
-        open_cold: Callable[[str, UUID], NodeColdTier] | None = None,
-        background: bool = True,
-    ) -> None:
-        """Use :meth:`open`. ``connect`` reaches a node by its URL, ``open_cold`` opens the cold tier of a log."""
-        self._candidacy = Candidacy(node_folder, options, connect)
-        check_cold(node_folder, options)
-        self.options = options
-        self.node_folder = node_folder
-        self._lease = None if lease is None else NodeLease(lease, node_folder)
-        self._reach = connect
-        self._background = background
-        self._clock = node_folder.env.clock
-        self._turn = threading.RLock()
-        """Held while a call depends on the role."""
-        self._ticked = float("-inf")
-        self.why_not_leading: str | None = None
-        """Why its last attempt to lead failed; None if it succeeded, or there was none."""
-        self.failure: BaseException | None = None
-        """The error that ended its control thread: it is not stepped any more, and unhealthy."""
-        self.tiering_trouble: str | None = None
-        """Why its last round of tiering failed; None if it did not."""
-        self._closed = False
-        self._follow_at = 0.0
-        """End of the back-off after a failed attempt to follow."""
-        state = node_folder.state
-        copy = LogCopy(node_folder, background=background) if state.generation else None
-        # Readers saw no more than the copy: if all of it is committed, the watermark covers that.
-        knows = copy is not None and (state.settled or state.committed >= copy.log.bounds().next)
-        self._role: PrimaryRole | ReplicaRole = self._follower(copy, state.committed, knows_committed=knows)
-        """The current role. One thread changes it, any thread reads it."""
-        self.hot = CommittedLog(lambda: self._role.readable(), lambda: self.primary.slots)  # noqa: PLW0108 - of the role by then
-        """The copy up to the commit watermark, through changes of role and copy; without the cold tier."""
-        self._tiers = NodeTiers(
-            self.hot,
-            node_folder,
-            open_cold,
-            copy=lambda: self.copy,
-            primary=lambda: role if isinstance(role := self._role, PrimaryRole) else None,
-        )
-        self._origin = Origin(f"The node in {node_folder.folder}", self)
-
-    @classmethod
-    def open(
-        cls,
-        node_folder: NodeFolder,
-        options: NodeOptions,
-        *,
-        connect: Callable[[str], Upstream],
-        lease: Lease | None = None,
         create: bool = False,
         take_over: str | None = None,
         lead: bool = False,
         open_cold: Callable[[str, UUID], NodeColdTier] | None = None,
-        background: bool = True,
-    ) -> Node:
+    ) -> None:
         """Open the node in this folder. It follows the primary, unless no other node can have led since it did.
 
-        ``create`` begins a new log if this node has none, ``take_over`` one with the content of a write-ahead log;
-        ``lead`` makes it the primary where there is no lease.
+        ``connect`` reaches a node by its URL, ``open_cold`` opens the cold tier of a log at an address. ``create``
+        begins a new log if this node has none, ``take_over`` one with the content of a write-ahead log; ``lead`` makes
+        it the primary where there is no lease.
         """
         with contextlib.ExitStack() as opened:
             opened.callback(node_folder.close)
@@ -119,14 +71,44 @@ class Node(Closing):
                 take_over_log(node_folder, take_over, lease, options)
             if create and not node_folder.state.generation:
                 create_log(node_folder, lease)
-            node = cls(node_folder, options, connect=connect, lease=lease, open_cold=open_cold, background=background)
-            opened.callback(node.close)  # its log, too: another process may be waiting for it
+            self._candidacy = Candidacy(node_folder, options, connect)
+            check_cold(node_folder, options)
+            self.options = options
+            self.node_folder = node_folder
+            self._lease = None if lease is None else NodeLease(lease, node_folder)
+            self._reach = connect
+            self._open_cold = open_cold
+            self._clock = node_folder.env.clock
+            self._ticked = float("-inf")
+            self.why_not_leading: str | None = None
+            """Why its last attempt to lead failed; None if it succeeded, or there was none."""
+            self.failure: BaseException | None = None
+            """The error that ended its control thread: it is not stepped any more, and unhealthy."""
+            self.tiering_trouble: str | None = None
+            """Why its last round of tiering failed; None if it did not."""
+            self._closed = False
+            self._follow_at = 0.0
+            """End of the back-off after a failed attempt to follow."""
+            self._cold: NodeColdTier | None = None
+            """The cold tier, once it was used."""
+            self._opening_cold, self._tiering = threading.Lock(), threading.Lock()
+            self._tierer: tuple[PrimaryRole, Tierer] | None = None
+            """The tierer of a leadership."""
+            state = node_folder.state
+            copy = LogCopy(node_folder) if state.generation else None
+            # Readers saw no more than the copy: if all of it is committed, the watermark covers that.
+            knows = copy is not None and (state.settled or state.committed >= copy.log.bounds().next)
+            self._role: PrimaryRole | ReplicaRole = self._follower(copy, state.committed, knows_committed=knows)
+            """The current role. One thread changes it, any thread reads it."""
+            opened.callback(self.close)  # its log, too: another process may be waiting for it
+            self.hot = CommittedLog(lambda: self._role.readable(), lambda: self.primary.slots)  # noqa: PLW0108 - of the role by then
+            """The copy up to the commit watermark, through changes of role and copy; without the cold tier."""
+            self._origin = Origin(f"The node in {node_folder.folder}", self)
             if lead and lease is None:
-                node._candidacy.check_unleased(node._report())
+                self._candidacy.check_unleased(self._report())
                 # By configuration, always in the same term: a higher one belongs to another node.
-                node._lead(max(1, node_folder.state.led), continues=True)
+                self._lead(max(1, node_folder.state.led), continues=True)
             opened.pop_all()
-        return node
 
     # --- the two roles -----------------------------------------------------------------------------------------
 
@@ -202,13 +184,12 @@ class Node(Closing):
 
     def step(self) -> float:
         """Do the next step of the current role; returns the pause before the one after, in seconds."""
-        with self._turn:
-            try:
-                return self._step()
-            except StorageError as error:
-                # A local disk error: the next step retries.
-                _LOGGER.warning("Node %s could not complete a step, and retries: %s", self.name, error)
-                return self.options.poll_seconds
+        try:
+            return self._step()
+        except StorageError as error:
+            # A local disk error: the next step retries.
+            _LOGGER.warning("Node %s could not complete a step, and retries: %s", self.name, error)
+            return self.options.poll_seconds
 
     def _step(self) -> float:
         if isinstance(self._role, PrimaryRole):
@@ -270,19 +251,18 @@ class Node(Closing):
         not healthy, another one has more records, or too few can be reached to know; ``force`` ignores nodes that
         cannot be reached. The log continues from this node's copy.
         """
-        with self._turn:
-            role = self._role
-            if isinstance(role, PrimaryRole) and role.leadership.is_held:
-                return role.topology(Caller(self.name, role.term))
-            if isinstance(role, PrimaryRole):
-                self._step_down(role, "it no longer leads")
-            _ = self.log  # without a copy it must not take the lease from a node that has one
-            # Nor may it take a term: the last primary could then lead only with a quorum, which a new log may lack.
-            self._candidacy.check_own(self._report(), force=force)
-            if self._lease is not None:
-                self._lease.acquire()
-            primary = self._lead_elected(force=force)
-            return primary.topology(Caller(self.name, primary.term))
+        role = self._role
+        if isinstance(role, PrimaryRole) and role.leadership.is_held:
+            return role.topology(Caller(self.name, role.term))
+        if isinstance(role, PrimaryRole):
+            self._step_down(role, "it no longer leads")
+        _ = self.log  # without a copy it must not take the lease from a node that has one
+        # Nor may it take a term: the last primary could then lead only with a quorum, which a new log may lack.
+        self._candidacy.check_own(self._report(), force=force)
+        if self._lease is not None:
+            self._lease.acquire()
+        primary = self._lead_elected(force=force)
+        return primary.topology(Caller(self.name, primary.term))
 
     def _follower(self, copy: LogCopy | None, committed: int, *, knows_committed: bool) -> ReplicaRole:
         return ReplicaRole(
@@ -292,7 +272,6 @@ class Node(Closing):
             self.options,
             committed=committed,
             knows_committed=knows_committed,
-            background=self._background,
         )
 
     def _find_primary(self) -> Upstream:
@@ -365,12 +344,27 @@ class Node(Closing):
     def reading(self) -> CommittedLog | TieredLog:
         """The log up to the commit watermark, over both tiers, in either role and through changes of it."""
         self._role.readable()  # raises if there is nothing to show yet
-        return self._tiers.log()
+        cold = self._cold_tier()
+        return self.hot if cold is None else cold.log(self.hot, self._leads)
+
+    def _leads(self) -> PrimaryRole | None:
+        return role if isinstance(role := self._role, PrimaryRole) else None
+
+    def _cold_tier(self) -> NodeColdTier | None:
+        """The log's cold tier; None if it has none, or this node has no copy of the log yet."""
+        url, copy = self.node_folder.state.cold, self.copy
+        if not url or copy is None or self._open_cold is None:
+            return None
+        with self._opening_cold:
+            if self._cold is None or self._cold.log_id != copy.log.log_id:
+                self._cold = self._open_cold(url, copy.log.log_id)
+            return self._cold
 
     @property
     def slots(self) -> Slots:
         """The slots of consumers, which the primary has; ``NotReady`` on a node that does not lead."""
-        return self._tiers.slots(self.primary)
+        primary, cold = self.primary, self._cold_tier()
+        return primary.slots if cold is None else cold.slots(primary, cold.log(self.hot, self._leads))
 
     def tier(
         self, *, everything: bool = False, sweep: bool = True, stop: threading.Event | None = None
@@ -379,7 +373,13 @@ class Node(Closing):
 
         Any thread may call it; the node is stepped meanwhile.
         """
-        return self._tiers.tier(everything=everything, sweep=sweep, stop=stop)
+        with self._tiering:
+            primary, cold = self._leads(), self._cold_tier()
+            if cold is None or primary is None or not primary.leadership.is_held:
+                return None
+            if self._tierer is None or self._tierer[0] is not primary:
+                self._tierer = primary, cold.tierer(primary)
+            return self._tierer[1].run_once(everything=everything, sweep=sweep, stop=stop)
 
     def status(self) -> NodeStatus:
         """State, in either role."""
@@ -397,9 +397,8 @@ class Node(Closing):
 
     def rebootstrap(self) -> None:
         """Rebuild the copy from a snapshot of the primary; the old one serves reads until then."""
-        with self._turn:
-            self.replica.rebootstrap()
-            self._follow_at = 0.0
+        self.replica.rebootstrap()
+        self._follow_at = 0.0
 
     def report(self, caller: Caller) -> ElectionReport:
         """The node's election report. Once this returns, it applies and acknowledges no record of a lower term.
@@ -427,18 +426,18 @@ class Node(Closing):
 
     def close(self) -> None:
         """Stop leading or following, release the lease and the folder. Idempotent."""
-        with self._turn:
-            if self._closed:
-                return
-            self._closed = True
-            if isinstance(self._role, PrimaryRole):
-                self._role.step_down("it was closed")
-                if self._lease is not None:
-                    self._lease.release()
-            else:
-                self._role.close()
-            self._settle()
-            self._tiers.close()
-            if self.copy is not None:
-                self.copy.close()
-            self.node_folder.close()
+        if self._closed:
+            return
+        self._closed = True
+        if isinstance(self._role, PrimaryRole):
+            self._role.step_down("it was closed")
+            if self._lease is not None:
+                self._lease.release()
+        else:
+            self._role.close()
+        self._settle()
+        if self._cold is not None:
+            self._cold.close()
+        if self.copy is not None:
+            self.copy.close()
+        self.node_folder.close()

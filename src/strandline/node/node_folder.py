@@ -74,9 +74,11 @@ class NodeFolder(Closing):
     bootstrap builds ``data-N+1`` beside it; storing the new number swaps them.
     """
 
-    def __init__(self, folder: str, state: NodeState, *, env: Env) -> None:
+    def __init__(self, folder: str, state: NodeState, *, env: Env, background: bool) -> None:
         self.folder = folder
         self.env = env
+        self.background = background
+        """Whether the log of a primary commits in a thread of its own; tests step it by hand."""
         self.tickets = Tickets(f"{folder}/{TICKETS}", env=env)
         """The keys that the nodes of the log share, to sign tickets for reads."""
         self._state = state
@@ -89,7 +91,7 @@ class NodeFolder(Closing):
         self._held.close()  # only this process's part of the lock
 
     @classmethod
-    def open(cls, folder: str, name: str, *, env: Env = SYSTEM) -> NodeFolder:
+    def open(cls, folder: str, name: str, *, env: Env = SYSTEM, background: bool = True) -> NodeFolder:
         """Open the folder of a node, or create one. ``Fenced`` while another process has it open.
 
         ``InvalidInput`` if the folder belongs to a node of another name (two nodes must not both count one copy),
@@ -115,7 +117,7 @@ class NodeFolder(Closing):
                 replace_file(env.disk, path, encode_node(state), temporary=f"{path}.new")
             if state.name != name:
                 raise InvalidInput(f"{folder} is the folder of node {state.name!r}, not of {name!r}: name another one.")
-            node_folder = cls(folder, state, env=env)
+            node_folder = cls(folder, state, env=env, background=background)
             node_folder._held = held.pop_all()
         node_folder.sweep()
         return node_folder

@@ -18,6 +18,7 @@ import pyarrow as pa
 from strandline.errors import NotReady, StrandlineError
 from strandline.log.contract import READING, Log, LogReading, Slots
 from strandline.log.read.value_format import WithoutFormat
+from strandline.model.addresses import as_folder
 from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import StoredAppend
@@ -143,13 +144,13 @@ class RunningNode(WithoutFormat, LogReading, Closing):
             """The address for other nodes, and for ``sl.node.RemoteLog``."""
             self._lease = None if config.lease is None else self._lease_at(config.lease)
             node = opened.enter_context(
-                Node.open(
+                Node(
                     node_folder,
                     replace(config, url=self.url),
                     connect=self._reach,
                     lease=self._lease,
                     create=config.create,
-                    take_over=config.take_over,
+                    take_over=None if config.take_over is None else as_folder(config.take_over),
                     lead=config.lead,
                     open_cold=lambda url, log_id: NodeColdTier.at(url, log_id, config.tiering, env=env),
                 )

@@ -18,8 +18,9 @@ from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor
 from strandline.node.elect.node_lease import Leadership
 from strandline.node.lead.committed_log import ReadableLog
+from strandline.node.lead.membership import PrimaryMembership
 from strandline.node.lead.policies import CommitPolicy, DurableOffsets, Local, is_met_alone, strengthened, watermark
-from strandline.node.lead.replicas import ReplicaRegistry
+from strandline.node.lead.replicas import ReplicaRegistry, Replicas
 from strandline.node.messages import Commit, CommitOutcome, NotRequired, Reached, TimedOut
 from strandline.storage.clock import Clock
 from strandline.storage.metrics import COMMITS
@@ -175,22 +176,22 @@ class CommitWatermark:
         self,
         log: WalLog,
         name: str,
-        policy: Callable[[], CommitPolicy],
-        registry: Callable[[], ReplicaRegistry],
+        membership: PrimaryMembership,
+        replicas: Replicas,
         *,
         known: int,
         settled: bool = False,
     ) -> None:
-        """``name`` is the primary's, ``policy`` and ``registry`` are as of now; ``known`` is committed already.
+        """``name`` is the primary's; everything below ``known`` is committed already.
 
         ``settled``: nothing above that can have been acknowledged or shown.
         """
         self._log = log
         self._name = name
-        self._policy = policy
-        self._registry = registry
+        self._membership = membership
+        self._replicas = replicas
         self._term_start = log.bounds().next
-        self._last: tuple[ReplicaRegistry, DurableOffsets] = (registry(), DurableOffsets(name, -1))
+        self._last: tuple[ReplicaRegistry, DurableOffsets] = (replicas.now, DurableOffsets(name, -1))
         """The last durable offsets and the registry they were computed from: every append needs them several times."""
         self.commits = Commits(self._of, self.durable)
         """The appends that wait; None is the log's own policy."""
@@ -203,7 +204,7 @@ class CommitWatermark:
 
     def offsets(self, durable: int | None = None) -> DurableOffsets:
         """The durable offsets of the primary, by default those of now, and its replicas."""
-        registry, durable = self._registry(), self.durable() if durable is None else durable
+        registry, durable = self._replicas.now, self.durable() if durable is None else durable
         of, offsets = self._last
         if of is not registry or offsets.durable != durable:
             offsets = registry.durable_offsets(self._name, durable, term_start=self._term_start)
@@ -212,7 +213,8 @@ class CommitWatermark:
 
     def required(self, extra: CommitPolicy | None) -> CommitPolicy:
         """What an append waits for that asks for this beyond the log's own policy."""
-        return self._policy() if extra is None else strengthened(self._policy(), extra)
+        policy = self._membership.policy
+        return policy if extra is None else strengthened(policy, extra)
 
     def is_met_alone(self, extra: CommitPolicy | None) -> bool:
         """Whether such an append waits for nothing but durability on the primary."""
@@ -241,7 +243,7 @@ class CommitWatermark:
         if self.is_alone:
             return self.commits.raise_to(None, durable)
         offsets = self.offsets(durable)
-        return self.commits.raise_to(None, watermark(self._policy(), offsets))
+        return self.commits.raise_to(None, watermark(self._membership.policy, offsets))
 
     @property
     def is_known(self) -> bool:
@@ -259,7 +261,8 @@ class CommitWatermark:
             raise NotReady(
                 f"{self._name} was restarted or promoted, and does not know yet whether everything below offset "
                 f"{self._term_start} is committed: ask again when its replicas have acknowledged it under "
-                f"{self._policy()}. If they are lost for good, change the policy ('strandline node policy --force')."
+                f"{self._membership.policy}. If they are lost for good, change the policy ('strandline node policy "
+                "--force')."
             )
         return ReadableLog(self._log, self.upto, self._wait_durable if self.is_alone else self._wait_committed)
 

@@ -79,12 +79,7 @@ class PrimaryRole:
         peers = [peer for peer in node_folder.state.peers if peer.name != node_folder.state.name]
         self.replicas = Replicas(log, peers, self._remember, env=node_folder.env)
         self._watermark = CommitWatermark(
-            log,
-            self.name,
-            lambda: self.membership.policy,
-            lambda: self.replicas.now,
-            known=node_folder.state.committed,
-            settled=settled,
+            log, self.name, self.membership, self.replicas, known=node_folder.state.committed, settled=settled
         )
         self._reached = self.term_start
         """The watermark as of the last heartbeat interval."""

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, final
+from typing import Final, NamedTuple, final
 
 from strandline.errors import Diverged, Fenced, InvalidInput, NotFound, Overloaded, SlotInvalid
 from strandline.log.contract import Slot
@@ -120,10 +120,11 @@ def sent_upto(registry: ReplicaRegistry, name: str, offset: int) -> ReplicaRegis
 
 
 def acknowledged(
-    registry: ReplicaRegistry, name: str, progress: ReplicaProgress, *, end: int, now: int
+    registry: ReplicaRegistry, name: str, progress: ReplicaProgress, *, end: int, now: int, counts: bool = True
 ) -> ReplicaRegistry:
-    """The registry after an acknowledgement; positions and counts never decrease.
+    """The registry after an acknowledgement; offsets and numbers of errors never decrease.
 
+    Unless it ``counts``, the offsets stay as they are: the replica has to bootstrap.
     ``NotFound`` for an unregistered replica, ``Diverged`` for one that has more than the log: neither changes anything.
     """
     known = registry.replica(name)
@@ -132,27 +133,21 @@ def acknowledged(
             f"Replica {name!r} acknowledges everything below {progress.applied}, but the log ends at {end}: "
             "it has records that this log never had, and has to bootstrap again."
         )
-    after = _heard(
-        known,
-        progress,
-        now,
-        sent=max(known.sent, progress.applied),
-        applied=max(known.applied or 0, progress.applied),
-        durable=max(known.durable or 0, progress.durable),
-    )
-    return _with(registry, [after], is_change=not known.healthy)
-
-
-def _heard(known: Member, progress: ReplicaProgress, now: int, **positions: Any) -> Member:
-    """The replica after an acknowledgement, with these positions."""
-    return replace(
+    after = replace(
         known,
         last_seen=max(known.last_seen, now),
         apply_errors=max(known.apply_errors, progress.apply_errors),
         divergences=max(known.divergences, progress.divergences),
         healthy=True,
-        **positions,
     )
+    if counts:
+        after = replace(
+            after,
+            sent=max(known.sent, progress.applied),
+            applied=max(known.applied or 0, progress.applied),
+            durable=max(known.durable or 0, progress.durable),
+        )
+    return _with(registry, [after], is_change=not known.healthy)
 
 
 def resumed(registry: ReplicaRegistry, name: str, at: int) -> ReplicaRegistry:
@@ -161,12 +156,6 @@ def resumed(registry: ReplicaRegistry, name: str, at: int) -> ReplicaRegistry:
     applied, durable = (None if had is None else min(had, at) for had in (known.applied, known.durable))
     after = replace(known, sent=min(known.sent, at), applied=applied, durable=durable, bootstrapping=False)
     return _with(registry, [after], is_change=known.bootstrapping)
-
-
-def counted(registry: ReplicaRegistry, name: str, progress: ReplicaProgress, *, now: int) -> ReplicaRegistry:
-    """The registry after an acknowledgement whose position does not count, only its divergences and errors."""
-    known = registry.replica(name)
-    return _with(registry, [_heard(known, progress, now)], is_change=not known.healthy)
 
 
 def bootstrapping(registry: ReplicaRegistry, name: str, *, flag: bool) -> ReplicaRegistry:
@@ -308,9 +297,9 @@ class Replicas:
         end = self._log.bounds().next
         with self._lock:
             before = self.now
-            after = acknowledged(before, name, progress, end=end, now=self.time())
+            before.replica(name)  # raises for a stranger, which must not claim a slot
             pins = self._claimed(name).state().pins
-            self.now = after if pins else counted(before, name, progress, now=self.time())
+            self.now = acknowledged(before, name, progress, end=end, now=self.time(), counts=pins)
             if self.now.replica(name).divergences > before.replica(name).divergences:
                 self._changed(self.now)  # the next primary needs it
             if not pins:

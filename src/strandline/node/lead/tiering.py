@@ -10,7 +10,7 @@ from typing import Final, final
 from uuid import UUID
 
 from strandline.errors import LogClosed, NotReady
-from strandline.log.contract import Slot, Slots
+from strandline.log.contract import Slot
 from strandline.log.slots.table import TableSlot
 from strandline.log.topic.contract import Topic
 from strandline.log.wal.slots import WalSlots
@@ -21,9 +21,7 @@ from strandline.node.elect.node_lease import Leadership
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.consumer_slots import LedSlots
 from strandline.node.lead.primary import PrimaryRole
-from strandline.node.node_folder import NodeFolder
 from strandline.node.options import TierSettings
-from strandline.node.replicate.log_copy import LogCopy
 from strandline.storage.closing import Closing
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.objects.store import ObjectStore
@@ -31,7 +29,6 @@ from strandline.storage.objects.urls import open_store
 from strandline.storage.worker_thread import WorkerThread
 from strandline.tier.attachment import ColdAccess, ColdCell, open_events
 from strandline.tier.claim import CLAIM_FILE, ClaimCell, TierClaim
-from strandline.tier.copy.rounds import Round
 from strandline.tier.copy.tierer import Tierer
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import partition_of
@@ -179,75 +176,6 @@ class NodeColdTier(Closing):
         with self._lock:
             opened, self._opened, self._known = self._opened, ExitStack(), None
         opened.close()
-
-
-@final
-class NodeTiers(Closing):
-    """Both tiers of a node's log, through changes of its role and copy. Thread-safe.
-
-    The cold tier is opened on first use, once the log has one and this node has a copy of the log.
-    """
-
-    def __init__(
-        self,
-        hot: CommittedLog,
-        node_folder: NodeFolder,
-        open_cold: Callable[[str, UUID], NodeColdTier] | None,
-        *,
-        copy: Callable[[], LogCopy | None],
-        primary: Callable[[], PrimaryRole | None],
-    ) -> None:
-        """``open_cold`` opens the cold tier of a log in the store at an address.
-
-        ``hot`` is the log as readers see the node's ``copy``; ``primary`` gives the role of a node that leads.
-        """
-        self._hot = hot
-        self._node_folder = node_folder
-        self._open_cold = open_cold
-        self._copy = copy
-        self._primary = primary
-        self._lock = threading.Lock()
-        self._round = threading.Lock()
-        """Held during a round of tiering."""
-        self._tierer: tuple[PrimaryRole, Tierer] | None = None
-        """The tierer of a leadership."""
-        self.cold: NodeColdTier | None = None
-        """The cold tier, if it was used."""
-
-    def _opened(self) -> NodeColdTier | None:
-        """The log's cold tier; None if it has none, or this node has no copy of the log yet."""
-        url, copy = self._node_folder.state.cold, self._copy()
-        if not url or copy is None or self._open_cold is None:
-            return None
-        with self._lock:
-            if self.cold is None or self.cold.log_id != copy.log.log_id:
-                self.cold = self._open_cold(url, copy.log.log_id)
-            return self.cold
-
-    def log(self) -> CommittedLog | TieredLog:
-        """The log up to the commit watermark, over both tiers."""
-        cold = self._opened()
-        return self._hot if cold is None else cold.log(self._hot, self._primary)
-
-    def slots(self, primary: PrimaryRole) -> Slots:
-        """The slots of consumers on the primary."""
-        cold = self._opened()
-        return primary.slots if cold is None else cold.slots(primary, cold.log(self._hot, self._primary))
-
-    def tier(self, *, everything: bool, sweep: bool, stop: threading.Event | None) -> Round | None:
-        """One round of tiering; None if this node does not lead, or the log has no cold tier."""
-        with self._round:
-            primary, cold = self._primary(), self._opened()
-            if cold is None or primary is None or not primary.leadership.is_held:
-                return None
-            if self._tierer is None or self._tierer[0] is not primary:
-                self._tierer = primary, cold.tierer(primary)
-            return self._tierer[1].run_once(everything=everything, sweep=sweep, stop=stop)
-
-    def close(self) -> None:
-        """Close the cold tier. Idempotent."""
-        if self.cold is not None:
-            self.cold.close()
 
 
 @final

@@ -119,9 +119,8 @@ def export_log(log: WalLog, folder: str, *, node_folder: NodeFolder) -> Snapshot
 class LogCopy:
     """The copy as a :class:`~strandline.model.sink.BatchSink`: taken batches are durable, and unchanged."""
 
-    def __init__(self, node_folder: NodeFolder, *, background: bool) -> None:
+    def __init__(self, node_folder: NodeFolder) -> None:
         self._node_folder = node_folder
-        self._background = background
         self._lock = threading.Lock()
         """Held while a batch is appended: once :meth:`fence` returns, no batch of a lower term is appended."""
         self.term = 0
@@ -137,7 +136,7 @@ class LogCopy:
         return WalLog.open(
             self._node_folder.data(self.generation),
             create=False,
-            background=self._background and self._leads,
+            background=self._node_folder.background and self._leads,
             durable=None if self._leads else lambda upto: self.on_durable(upto),  # noqa: PLW0108 - of then
             env=self._node_folder.env,
         )

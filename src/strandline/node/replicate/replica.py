@@ -85,7 +85,6 @@ class ReplicaRole:
         *,
         committed: int,
         knows_committed: bool,
-        background: bool,
     ) -> None:
         """``connect`` reaches the primary: ``NotReady`` if none is known.
 
@@ -97,7 +96,6 @@ class ReplicaRole:
         self._connect = connect
         self._options = options
         self._poll_seconds = options.poll_seconds
-        self._background = background
         self._clock = node_folder.env.clock
         self._upstream: Upstream | None = None
         self._feed: ReplicationFeed | None = None
@@ -157,10 +155,10 @@ class ReplicaRole:
             self.copy.reopen()
         elif isinstance(error, CorruptData):
             self._apply_errors += 1
-        self.condition = Condition.FENCED if isinstance(error, Fenced) else Condition.CONNECTING
         pause = self._back_off()
         level = logging.INFO if error.retryable else logging.WARNING
         _LOGGER.log(level, "Replica %s tries again in %.1f s: %s", self._node_folder.state.name, pause, error)
+        self.condition = Condition.FENCED if isinstance(error, Fenced) else Condition.CONNECTING  # after its reason
         return pause
 
     def _back_off(self) -> float:
@@ -295,7 +293,7 @@ class ReplicaRole:
         cursor = bootstrap(upstream, self._caller(), self._node_folder, before_swap=keep)
         # The new copy is current from here on. Readers of the old one may finish: it is removed only
         # at the next bootstrap.
-        built = LogCopy(self._node_folder, background=self._background)
+        built = LogCopy(self._node_folder)
         with self.reads.changing():
             self.copy = built  # first: the former one may have other records below the raised watermark
             self.reads.rebuilt()
