@@ -139,10 +139,26 @@ class RunningNode(WithoutFormat, LogReading, Closing):
             node_folder.tickets.seconds = config.ticket_seconds
             self._node_folder = node_folder
             # The server starts first: the lease holds its address, and a free port is known only then.
-            self.server = opened.enter_context(self._serve())
+            host, port = config.listen
+            self.server = opened.enter_context(
+                FlightNode(
+                    self,
+                    host=host,
+                    port=port,
+                    security=config.server,
+                    limits=config.server_limits,
+                    insecure=config.insecure,
+                    heartbeat_seconds=min(_LONGEST_HEARTBEAT, config.poll_seconds),
+                    is_member=lambda name: name in self._addresses(),
+                    env=env,
+                )
+            )
             self.url = config.url or self.server.url
             """The address for other nodes, and for ``sl.node.RemoteLog``."""
-            self._lease = None if config.lease is None else self._lease_at(config.lease)
+            self._lease: Lease | None = None
+            if config.lease is not None:
+                holder = f"{config.name} {self.url}"
+                self._lease = Lease(open_store(config.lease), LEASE, holder, seconds=config.lease_seconds, env=env)
             node = opened.enter_context(
                 Node(
                     node_folder,
@@ -164,24 +180,6 @@ class RunningNode(WithoutFormat, LogReading, Closing):
         self._thread = threading.Thread(target=self._run, name=f"strandline-node-{config.name}", daemon=True)
         self._thread.start()
         threading.Thread(target=self._tier, name=f"strandline-tier-{config.name}", daemon=True).start()
-
-    def _serve(self) -> FlightNode:
-        host, port = self.config.listen
-        return FlightNode(
-            self,
-            host=host,
-            port=port,
-            security=self.config.server,
-            limits=self.config.server_limits,
-            insecure=self.config.insecure,
-            heartbeat_seconds=min(_LONGEST_HEARTBEAT, self.config.poll_seconds),
-            is_member=lambda name: name in self._addresses(),
-            env=self._env,
-        )
-
-    def _lease_at(self, url: str) -> Lease:
-        holder = f"{self.config.name} {self.url}"
-        return Lease(open_store(url), LEASE, holder, seconds=self.config.lease_seconds, env=self._env)
 
     def _reach(self, url: str) -> Upstream:
         self.config.check_reaching(url, self._addresses())

@@ -18,6 +18,7 @@ from strandline.errors import InvalidInput
 from strandline.model.addresses import check_replica_name
 from strandline.model.node import Membership
 from strandline.node.flight.client.remote_log import RemoteLog
+from strandline.node.members.rules import RemoveNode, SetPolicy
 from strandline.node.members.steps import CHANGE_SECONDS, MemberChange
 from strandline.storage.env import SYSTEM
 
@@ -107,7 +108,7 @@ def remove(
     check_replica_name(name)
     confirm(f"Remove node {name!r} from the log? It follows no more, and has no vote.", yes=change.yes)
     with change.of(node) as begun:
-        known = begun.remove(name)
+        known = begun.complete(RemoveNode(name))
     _answer(known, f"{name} is no node of the log any more.")
 
 
@@ -136,5 +137,5 @@ def policy(
                     *([] if seen.membership is None else member_lines(seen.membership)))  # fmt: skip
         return
     with change.of(node) as begun:
-        known = begun.cancel() if policy is None else begun.set_policy(policy)
+        known = begun.cancel() if policy is None else begun.complete(SetPolicy(policy))
     _answer(known, f"The log commits under {known.members.policy}.")

@@ -67,12 +67,9 @@ def covers(  # noqa: PLR0911 - one for each policy
         case AckN(count):
             return sum(peer.name not in heard for peer in peers) < count
         case Regions(counts):
-            return any(_missing(peers, heard, region) < count for region, count in counts)
+            missing = [peer.region for peer in peers if peer.name not in heard]
+            return any(missing.count(region) < count for region, count in counts)
     return False
-
-
-def _missing(peers: Iterable[Peer], heard: Collection[str], region: str) -> int:
-    return sum(peer.region == region and peer.name not in heard for peer in peers)
 
 
 def log_rank(report: ElectionReport) -> tuple[int, int]:

@@ -7,7 +7,7 @@ import hmac
 import ipaddress
 import ssl
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
@@ -217,11 +217,6 @@ class ServerSecurity:
         """Whether connections use TLS."""
         return self.certificate is not None
 
-    @property
-    def knows_callers(self) -> bool:
-        """Whether every caller has to authenticate."""
-        return self.tokens is not None or self.client_roots is not None
-
     def grant_of(self, identity: str, *, is_member: bool = False) -> Grant:
         """The grant of a certificate; ``is_member`` if it is that of a node of the log."""
         return Grant(identity, self.identities.get(identity, _OF_MEMBERS if is_member else _USUAL))
@@ -249,10 +244,6 @@ class ClientSecurity:
             raise InvalidInput("A client's certificate needs its key, and the other way round.")
         if self.token is not None and not is_token(self.token):
             raise InvalidInput("A token has plain letters only, without spaces or line breaks.")
-
-    def without_token(self) -> ClientSecurity:
-        """Security of calls that carry a ticket: no token, but the certificate that the connection needs."""
-        return replace(self, token=None, reread=None)
 
     @classmethod
     def load(
@@ -293,7 +284,7 @@ def check_listening(host: str, security: ServerSecurity, *, insecure: bool) -> N
     """Refuse to listen on an address for other machines without authentication and encryption."""
     if insecure or is_loopback(host):
         return
-    if not security.knows_callers:
+    if security.tokens is None and security.client_roots is None:
         missing = "anybody could read, append and promote: give it tokens, or the authority of its clients"
     elif not security.is_encrypted:
         missing = "tokens would be sent in plain text: give it a certificate and a key"

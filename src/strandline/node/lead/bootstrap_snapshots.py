@@ -45,7 +45,7 @@ class BootstrapSnapshots:
         self._node_folder = node_folder
         self._log = log
         self._snapshots: dict[str, Snapshot] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._sealing: str | None = None
         """The replica whose snapshot is being taken."""
 
@@ -133,13 +133,10 @@ class BootstrapSnapshots:
     def end(self, replica: str) -> None:
         """Remove the snapshot and its pin: the bootstrap is done or was given up. Idempotent."""
         with self._lock:
-            self._end(replica)
-
-    def _end(self, replica: str) -> None:
-        self._snapshots.pop(replica, None)
-        self._node_folder.env.disk.remove_folder(self._node_folder.path(SNAPSHOTS, replica))
-        if self._pin(replica) is not None:
-            self._log.slots.drop(replica + BOOTSTRAP_SUFFIX)
+            self._snapshots.pop(replica, None)
+            self._node_folder.env.disk.remove_folder(self._node_folder.path(SNAPSHOTS, replica))
+            if self._pin(replica) is not None:
+                self._log.slots.drop(replica + BOOTSTRAP_SUFFIX)
 
     def expire(self) -> None:
         """Remove the snapshots whose pins have expired; renews the pin of one that is being taken. Never blocks."""
@@ -153,7 +150,7 @@ class BootstrapSnapshots:
                 pin = self._pin(row.name)
                 if row.is_folder and (pin is None or not pin.pins):
                     _LOGGER.warning("The snapshot for replica %s expired, and is removed.", row.name)
-                    self._end(row.name)
+                    self.end(row.name)
         finally:
             self._lock.release()
 

@@ -56,11 +56,6 @@ class CommitWaiter:
         self.done = False
         self._woken: SimpleQueue[None] = SimpleQueue()
 
-    @property
-    def reached(self) -> int:
-        """The watermark of its policy when it was last computed."""
-        return self.queue.reached
-
     def wake(self, *, done: bool) -> None:
         """Wake the thread: the policy is satisfied, or waiting is pointless."""
         self.done = self.done or done
@@ -317,7 +312,7 @@ class CommitHandle:
             # Replicas receive only durable batches, so their acknowledgements are enough to wait for. A wake-up in
             # between would slow down the sending threads.
             waiter = self._watermark.commits.wait(self._asked, self._upto(), deadline - self._clock.monotonic())
-            reached = waiter.reached
+            reached = waiter.queue.reached
             outcome = Reached(reached) if waiter.done else TimedOut(reached, str(self._policy), timeout)
         receipt = self._handle.result()
         self._leadership.check(_DOUBT)

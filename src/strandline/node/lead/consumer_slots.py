@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Final, final
+from typing import Final
 
 from strandline.errors import AlreadyExists, Fenced, InvalidInput, NotFound, NotReady, SlotInvalid
 from strandline.log.slots.rules import check_name
@@ -25,10 +25,11 @@ _UNCHANGED: Final = "no slot was changed"
 
 
 @checked
-class LedSlots:
-    """Slots in the table of a primary, while it leads. Satisfies :class:`~strandline.log.contract.Slots`.
+class ConsumerSlots:
+    """The slots of consumers in the table of a primary, while it leads; without those of replicas.
 
-    A subclass says which of them it shows, and under which names.
+    Satisfies :class:`~strandline.log.contract.Slots`. ``NotReady`` if this node no longer leads: ``Fenced`` tells a
+    holder that another one has its slot.
     """
 
     def __init__(self, table: Callable[[], WalSlots], leadership: Leadership) -> None:
@@ -36,20 +37,28 @@ class LedSlots:
         self.table = table
         self.leadership = leadership
 
-    def _changing(self) -> contextlib.AbstractContextManager[WalSlots]:
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[WalSlots]:
         """The table, for a change of it within the block; raises if this node no longer leads."""
-        raise NotImplementedError
+        try:
+            self.leadership.check(_UNCHANGED)
+        except Fenced as error:
+            raise NotReady(str(error)) from error
+        try:
+            yield self.table()
+        except (NotFound, AlreadyExists, Fenced, SlotInvalid) as error:  # with the name that its consumer knows
+            raise type(error)(str(error).replace(f"{CONSUMER_SUFFIX}'", "'")) from error
 
     def _is_shown(self, state: SlotState) -> bool:
-        raise NotImplementedError
+        return state.name.endswith(CONSUMER_SUFFIX)
 
     def _stored(self, name: str) -> str:
         """The name in the table."""
-        return name
+        return check_name(name) + CONSUMER_SUFFIX
 
     def _shown(self, state: SlotState) -> SlotState:
         """The slot under the name that its holder knows."""
-        return state
+        return replace(state, name=state.name.removesuffix(CONSUMER_SUFFIX))
 
     def create(
         self, name: str, position: int, *, lifetime: float | None = None, retained_from: int | None = None
@@ -57,11 +66,13 @@ class LedSlots:
         """Durably create a slot that pins everything from ``position`` on, in either tier.
 
         ``retained_from`` is the first offset of the log's cold tier, if it has one: a slot may be there, too.
+        ``InvalidInput`` beyond the most that a log has.
         """
+        stored = self._stored(name)
+        if stored.endswith(CONSUMER_SUFFIX) and len(self.list()) >= MOST_SLOTS:
+            raise InvalidInput(f"The log has {MOST_SLOTS:,} slots, which is the most: drop one that nobody needs.")
         with self._changing() as table:
-            return self._shown(
-                table.create(self._stored(name), position, lifetime=lifetime, retained_from=retained_from)
-            )
+            return self._shown(table.create(stored, position, lifetime=lifetime, retained_from=retained_from))
 
     def claim(self, name: str, holder: str) -> TableSlot:
         """Durably become the slot's holder; another one is fenced."""
@@ -105,41 +116,6 @@ class LedSlots:
         """The lowest position that is still needed."""
         return floor_of(self.list())
 
-
-@final
-@checked
-class ConsumerSlots(LedSlots):
-    """The slots of consumers, without those of replicas.
-
-    ``NotReady`` if this node no longer leads: ``Fenced`` tells a holder that another one has its slot.
-    """
-
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[WalSlots]:
-        try:
-            self.leadership.check(_UNCHANGED)
-        except Fenced as error:
-            raise NotReady(str(error)) from error
-        with _as_called():
-            yield self.table()
-
-    def _is_shown(self, state: SlotState) -> bool:
-        return state.name.endswith(CONSUMER_SUFFIX)
-
-    def _stored(self, name: str) -> str:
-        return check_name(name) + CONSUMER_SUFFIX
-
-    def _shown(self, state: SlotState) -> SlotState:
-        return replace(state, name=state.name.removesuffix(CONSUMER_SUFFIX))
-
-    def create(
-        self, name: str, position: int, *, lifetime: float | None = None, retained_from: int | None = None
-    ) -> SlotState:
-        """As the other slots; ``InvalidInput`` beyond the most that a log has."""
-        if len(self.list()) >= MOST_SLOTS:
-            raise InvalidInput(f"The log has {MOST_SLOTS:,} slots, which is the most: drop one that nobody needs.")
-        return super().create(name, position, lifetime=lifetime, retained_from=retained_from)
-
     def resume(self, name: str, holder: str, former: int) -> TableSlot:
         """Resume as the slot's holder after a failover, by a claim on the former primary, of epoch ``former``.
 
@@ -152,12 +128,3 @@ class ConsumerSlots(LedSlots):
     def copies(self) -> tuple[SlotState, ...]:
         """All slots of consumers as they are stored, for replicas to keep."""
         return tuple(self.table().consumers())
-
-
-@contextlib.contextmanager
-def _as_called() -> Iterator[None]:
-    """Raise errors with the slot's name as its consumer knows it."""
-    try:
-        yield
-    except (NotFound, AlreadyExists, Fenced, SlotInvalid) as error:
-        raise type(error)(str(error).replace(f"{CONSUMER_SUFFIX}'", "'")) from error

@@ -57,11 +57,6 @@ class PrimaryMembership:
         """The recorded members; None if they were never changed."""
         return self._node_folder.state.membership
 
-    @property
-    def is_pending(self) -> bool:
-        """Whether a change is in progress."""
-        return self.known is not None and self.known.former is not None
-
     def check(self, name: str) -> None:
         """``Fenced`` for a replica that is no member."""
         check_member(self.known, name)
@@ -73,7 +68,7 @@ class PrimaryMembership:
         except NotReady:
             raise
         except Exception as error:
-            if self.is_pending:
+            if self.known is not None and self.known.former is not None:
                 raise NotReady(f"The members of the log are being changed: {error}") from error
             raise
 

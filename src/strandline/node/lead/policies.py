@@ -140,7 +140,8 @@ def watermark(policy: CommitPolicy, offsets: DurableOffsets) -> int:
                 positions.append(offsets.durable)
             return min(offsets.durable, nth_highest(positions, policy.majority))
         case Regions(counts):
-            return min(offsets.durable, *(_in_region(offsets, region, count) for region, count in counts))
+            there = {region: [each for each in offsets.replicas if each.region == region] for region, _ in counts}
+            return min(offsets.durable, *(nth_highest(_positions(there[region]), count) for region, count in counts))
         case Every(policies):
             return min([offsets.durable, *(watermark(each, offsets) for each in policies)])
         case Among(inner, names):
@@ -170,10 +171,6 @@ def nth_highest(positions: Iterable[int], count: int) -> int:
 
 def _positions(replicas: Iterable[ReplicaPosition]) -> list[int]:
     return [replica.durable for replica in replicas if replica.durable is not None]
-
-
-def _in_region(offsets: DurableOffsets, region: str, count: int) -> int:
-    return nth_highest(_positions(replica for replica in offsets.replicas if replica.region == region), count)
 
 
 def check_possible(policy: CommitPolicy, offsets: DurableOffsets) -> None:
@@ -300,11 +297,6 @@ class FlowLimits:
             raise InvalidInput(
                 "FlowLimits: refuse_at must be 0, or at least slow_at: writers are slowed before they are refused."
             )
-
-    @property
-    def is_on(self) -> bool:
-        """Whether writers are ever slowed or refused."""
-        return bool(self.slow_at or self.refuse_at)
 
 
 NO_FLOW_LIMITS = FlowLimits()

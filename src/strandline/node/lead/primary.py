@@ -207,10 +207,11 @@ class PrimaryRole:
         return self.log.last_append(writer)
 
     def _slow_down(self) -> None:
-        if not self.options.flow.is_on:
+        limits = self.options.flow
+        if not (limits.slow_at or limits.refuse_at):
             return
         lag = self.replicas.now.behind(self.log.bounds().next)
-        delay = flow_delay(lag, self.options.flow)
+        delay = flow_delay(lag, limits)
         if delay is None:
             raise Overloaded(
                 f"A replica is {lag} records behind, which is the flow limit of this primary: nothing was written. "
@@ -402,7 +403,8 @@ class PrimaryRole:
         self.drop_strangers()  # again, if a disk error came in between
         self._reached = self.committed
         self.log.trim(self.options.retention_policy, limits=self.options.slot_limits)
-        self._metrics.measure(self.registry, committed=self.committed, now=self._clock.now())
+        slots = node_slots(self.log, self.options, committed=self.committed, now=self._clock.now()).slots
+        self._metrics.measure(self.registry, slots)
         self._node_folder.remember(committed=self.committed)
 
     def trim(self, upto: int) -> int:

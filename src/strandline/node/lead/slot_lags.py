@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import final
@@ -14,7 +15,7 @@ from strandline.log.slots.trimming import floor
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalListing
 from strandline.model.addresses import CONSUMER_SUFFIX
-from strandline.model.retention import NO_LIMITS, TIER_SLOT
+from strandline.model.retention import TIER_SLOT
 from strandline.node.lead.replicas import ReplicaRegistry
 from strandline.node.messages import NodeSlot, NodeSlots, SlotKind
 from strandline.node.options import NodeOptions
@@ -52,12 +53,9 @@ def _shown(lag: SlotLag, committed: int) -> NodeSlot:
     if kind is not SlotKind.CONSUMER:
         return NodeSlot(kind, lag)
     lag = replace(lag, state=replace(state, name=state.name.removesuffix(CONSUMER_SUFFIX)))
-    records = max(0, committed - state.position)
-    return NodeSlot(kind, replace(lag, records_behind=records) if records else _up_to_date(lag))
-
-
-def _up_to_date(lag: SlotLag) -> SlotLag:
-    return replace(lag, records_behind=0, bytes_behind=0, seconds_behind=0.0)
+    if records := max(0, committed - state.position):
+        return NodeSlot(kind, replace(lag, records_behind=records))
+    return NodeSlot(kind, replace(lag, records_behind=0, bytes_behind=0, seconds_behind=0.0))
 
 
 def kind_of(name: str) -> SlotKind:
@@ -83,29 +81,28 @@ class PrimaryMetrics:
         self._ended = False
         self._lock = threading.Lock()
 
-    def measure(self, registry: ReplicaRegistry, *, committed: int, now: int) -> None:
-        """Set the metrics at ``now`` (microseconds), and remove those of slots and replicas that are gone."""
+    def measure(self, registry: ReplicaRegistry, shown: Sequence[NodeSlot]) -> None:
+        """Set the metrics of these slots and replicas, and remove those of others, which are gone."""
         with self._lock:
             if self._ended:
                 return
-            states = list(self._log.slots.list())
-            log_id, listing = str(self._log.log_id), WalListing(self._log, self._log.bounds(), now)
-            lags = slot_lags(listing, states, pins={}, retention=None, limits=NO_LIMITS, now=now)
-            shown = [_shown(lag, committed) for lag in lags]
-            replicas = [each.lag for each in shown if each.kind is SlotKind.REPLICA]
-            for lag in replicas:
-                found = (lag.records_behind, lag.bytes_behind, lag.seconds_behind, lag.seconds_since_seen)
-                for metric, number in zip(_OF_SLOTS, (*found, lag.state.pins), strict=True):
+            log_id = str(self._log.log_id)
+            names, others = set(registry.replicas), {}
+            for kind, lag in shown:
+                found = MeasuredSlot(lag.records_behind, lag.bytes_behind, lag.seconds_behind, lag.state.pins)
+                if kind is not SlotKind.REPLICA:
+                    others[lag.state.name] = found
+                    continue
+                names.add(lag.state.name)
+                for metric, number in zip(_OF_SLOTS, (*found[:3], lag.seconds_since_seen, found.pins), strict=True):
                     metric.labels(log_id, lag.state.name).set(number)
             REPLICATION_LAG.labels(log_id).set(registry.lag)
             SAFE_REPLAY.labels(log_id).set(registry.safe_replay or 0)
             for each in registry.replicas.values():
                 DIVERGENCES.labels(log_id, each.name).set(each.divergences)
                 REPLICA_APPLY_ERRORS.labels(log_id, each.name).set(each.apply_errors)
-            self._keep({lag.state.name for lag in replicas} | set(registry.replicas))
-            others = (each.lag for each in shown if each.kind is not SlotKind.REPLICA)
-            measured = {lag.state.name: _measured(lag) for lag in others}
-            self._slots.measure(listing.bounds, floor(states), measured)
+            self._keep(names)
+            self._slots.measure(self._log.bounds(), floor([lag.state for _, lag in shown]), others)
 
     def forget(self, name: str) -> None:
         """Remove those of one replica, which has no slot any more."""
@@ -125,7 +122,3 @@ class PrimaryMetrics:
                 with contextlib.suppress(KeyError):  # it has no such metric
                     metric.remove(str(self._log.log_id), name)
         self._names = frozenset(names)
-
-
-def _measured(lag: SlotLag) -> MeasuredSlot:
-    return MeasuredSlot(lag.records_behind, lag.bytes_behind, lag.seconds_behind, lag.state.pins)

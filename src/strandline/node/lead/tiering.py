@@ -14,12 +14,11 @@ from strandline.log.contract import Slot
 from strandline.log.slots.table import TableSlot
 from strandline.log.topic.contract import Topic
 from strandline.log.wal.slots import WalSlots
-from strandline.model.addresses import CONSUMER_SUFFIX
 from strandline.model.retention import TIER_SLOT, SlotState
 from strandline.model.segments import COLD_FILE, ColdTier
 from strandline.node.elect.node_lease import Leadership
 from strandline.node.lead.committed_log import CommittedLog
-from strandline.node.lead.consumer_slots import LedSlots
+from strandline.node.lead.consumer_slots import ConsumerSlots
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.options import TierSettings
 from strandline.storage.closing import Closing
@@ -179,8 +178,8 @@ class NodeColdTier(Closing):
 
 
 @final
-class TiererSlots(LedSlots, TierableSlots):
-    """The slots that a primary's tierer sees: its own, and those of consumers.
+class TiererSlots(ConsumerSlots, TierableSlots):
+    """The slots that a primary's tierer sees, as they are stored: its own, and those of consumers.
 
     Its own is in the primary's log; the cell in the cold tier's store fences it by term. Replicas read the hot tier
     only, and pin no segments.
@@ -197,7 +196,13 @@ class TiererSlots(LedSlots, TierableSlots):
         yield self.table()
 
     def _is_shown(self, state: SlotState) -> bool:
-        return state.name == TIER_SLOT or state.name.endswith(CONSUMER_SUFFIX)
+        return state.name == TIER_SLOT or super()._is_shown(state)
+
+    def _stored(self, name: str) -> str:
+        return name
+
+    def _shown(self, state: SlotState) -> SlotState:
+        return state
 
     def claim(self, name: str, holder: str) -> TableSlot:
         """Become the holder of the tierer's slot, and claim the cold tier for this term."""

@@ -46,11 +46,11 @@ class MembersApi(ABC):
 
     def remove_node(self, name: str, *, timeout: Timeout = CHANGE_SECONDS) -> Membership:
         """Remove a node from the log, and its vote, and wait until it counts no longer."""
-        return MemberChange(self, self._env, timeout=timeout).remove(name)
+        return MemberChange(self, self._env, timeout=timeout).complete(RemoveNode(name))
 
     def set_policy(self, policy: str, *, timeout: Timeout = CHANGE_SECONDS) -> Membership:
         """Change the commit policy of the log, and wait until only the new one is in force."""
-        return MemberChange(self, self._env, timeout=timeout).set_policy(policy)
+        return MemberChange(self, self._env, timeout=timeout).complete(SetPolicy(policy))
 
 
 @final
@@ -75,7 +75,7 @@ class MemberChange:
 
     def add(self, name: str, url: str, *, vote: bool = True) -> Membership:
         """Add a node; with a quorum it votes once it has followed. Repeating it continues where that has stopped."""
-        known = self._complete(AddNode(name, url))
+        known = self.complete(AddNode(name, url))
         while vote:
             seen = self._asked(self._primary.topology)
             known = seen.membership or known  # others may change the voters meanwhile
@@ -84,27 +84,19 @@ class MemberChange:
                 break
             self._progress(f"{name} is a node of the log, and votes when it has caught up")
             if known.former is None and _follows(seen, name):
-                return self._complete(SetPolicy(str(Quorum(policy.voters | {name}))))
+                return self.complete(SetPolicy(str(Quorum(policy.voters | {name}))))
             self._pause(
                 f"{name} does not follow yet, and has no vote: start it, and repeat the command; see "
                 "'strandline node topology'."
             )
         return known
 
-    def remove(self, name: str) -> Membership:
-        """Remove a node, and its vote."""
-        return self._complete(RemoveNode(name))
-
-    def set_policy(self, policy: str) -> Membership:
-        """Commit under another policy."""
-        return self._complete(SetPolicy(policy))
-
     def cancel(self) -> Membership:
         """Take back the pending change; one that is being taken back already is waited for."""
         known = self._asked(self._primary.topology).membership
-        return self._complete(CancelChange(*((0, 0) if known is None else known.takes_back or known.version)))
+        return self.complete(CancelChange(*((0, 0) if known is None else known.takes_back or known.version)))
 
-    def _complete(self, change: Change) -> Membership:
+    def complete(self, change: Change) -> Membership:
         """Begin a change, and wait; the record that is in force then, whichever node leads."""
         begun = known = self._asked(lambda: self._primary.change_members(change, force=self._force))
         while _is_pending(begun, known):

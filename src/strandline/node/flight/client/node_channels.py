@@ -162,7 +162,10 @@ class NodeChannels:
             primary = self._primary
             try:
                 if primary is None:
-                    primary = self._find_primary()
+                    self._look()
+                    primary = self._primary
+                if primary is None:
+                    raise NotReady(f"None of {self.url} leads now: ask again, or promote one of them.")  # noqa: TRY301
                 return call(primary.channel)
             except NotReady as error:  # nothing was done
                 failure: StrandlineError = error
@@ -203,13 +206,6 @@ class NodeChannels:
         except StrandlineError:
             return False
         return status.condition == _LEADING and status.term == primary.term
-
-    def _find_primary(self) -> _KnownPrimary:
-        self._look()
-        primary = self._primary
-        if primary is None:
-            raise NotReady(f"None of {self.url} leads now: ask again, or promote one of them.")
-        return primary
 
     # --- reads -------------------------------------------------------------------------------------------------
 

@@ -124,7 +124,8 @@ def planned_span(
         fingerprint = fingerprint_of(row.fingerprint)
     except ValueError as error:
         raise CorruptData(f"{urls[0]} planned a span that cannot be read: {error}.") from error
-    security = None if nodes.security is None else nodes.security.without_token()
+    # No token, in whose place the ticket is sent, but the certificate that the connection needs.
+    security = None if nodes.security is None else replace(nodes.security, token=None, reread=None)
     return RemoteSpan(
         urls, log_id, row.first, row.next, row.size, row.term, fingerprint,
         ticket, security, nodes.timeout, nodes.failover_timeout,

@@ -285,17 +285,13 @@ class FlightMethods:
                 progress = ReplicaProgress(advance.applied, advance.durable, advance.apply_errors, advance.divergences)
                 if caller.term != advance.term:
                     caller = admitted.rights.replica(name, advance.term)
-                answer = self._answer(caller, progress, is_wanted=advance.is_answered)
-                if answer is not None:
-                    yield write_flight_data(b"", metadata=answer)
-
-    def _answer(self, caller: Caller, progress: ReplicaProgress, *, is_wanted: bool) -> bytes | None:
-        """The answer to an acknowledgement; without ``is_wanted`` only its rejection, which the sender reads next."""
-        if is_wanted:
-            answer = self._served.node.primary.acknowledge(caller, progress)
-            return encode_answer(answer.heartbeat, answer.refused)
-        refused = self._served.node.primary.acknowledge_nowait(caller, progress)
-        return None if refused is None else encode_answer(NO_HEARTBEAT, refused)
+                if advance.is_answered:
+                    answer = self._served.node.primary.acknowledge(caller, progress)
+                    yield write_flight_data(b"", metadata=encode_answer(answer.heartbeat, answer.refused))
+                    continue
+                refused = self._served.node.primary.acknowledge_nowait(caller, progress)
+                if refused is not None:  # which the sender reads as the next answer
+                    yield write_flight_data(b"", metadata=encode_answer(NO_HEARTBEAT, refused))
 
 
 def _replica(admitted: AdmittedCall, asked: FeedTicket | FileTicket) -> Caller:

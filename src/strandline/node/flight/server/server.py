@@ -111,11 +111,9 @@ class FlightNode(Closing):
         ended = self._server.stop(_CLOSE_SECONDS)
         deadline = self._clock.monotonic() + _CLOSE_SECONDS
         # Without calls, too: gRPC releases the port in a thread of its own, and the next node there needs it.
-        while not ended.is_set() and self._is_waited_for() and self._clock.monotonic() < deadline:
+        limiter = self._admission.limiter
+        while not ended.is_set() and (limiter.busy or not limiter.inside) and self._clock.monotonic() < deadline:
             ended.wait(_LOOK)
-
-    def _is_waited_for(self) -> bool:
-        return self._admission.limiter.busy or not self._admission.limiter.inside
 
     def _look(self) -> None:
         self._admission.limiter.end_silent()
@@ -143,10 +141,6 @@ class FlightNode(Closing):
             self._admission.security = security
             _LOGGER.info("The node uses the certificates and tokens that were written meanwhile.")
 
-    def _leave(self) -> None:
-        self.close()
-        self._server.stop(_CLOSE_SECONDS).wait(_EXIT_SECONDS)
-
 
 _NODES: Final[weakref.WeakSet[FlightNode]] = weakref.WeakSet()
 
@@ -155,4 +149,5 @@ _NODES: Final[weakref.WeakSet[FlightNode]] = weakref.WeakSet()
 def _exit() -> None:
     """Give streams time to end: a thread that returns from one during interpreter shutdown aborts the process."""
     for node in list(_NODES):
-        node._leave()  # noqa: SLF001 - of the same module
+        node.close()
+        node._server.stop(_CLOSE_SECONDS).wait(_EXIT_SECONDS)  # noqa: SLF001 - of the same module

@@ -102,14 +102,23 @@ _IO_ERROR: Final = "5"
 """The kind of Arrow error that carries one of Flight's."""
 
 
-def leaving(error: StrandlineError, code: Code | None = None) -> Refusal:
-    """The refusal for an error. Any client sees by the status whether to retry; the trailers hold the error."""
+def refusal_of(error: Exception, what: str) -> Refusal:
+    """The refusal for any exception, without a stack trace.
+
+    Any client sees by the status whether to retry; the trailers hold the error.
+    """
+    code = None
+    if isinstance(error, Unauthenticated):
+        error, code = Fenced(str(error)), Code.UNAUTHENTICATED
+    elif isinstance(error, (pa.ArrowException, MemoryError)):
+        # Arrow cannot read the caller's data; the node's own data is checked before.
+        error = InvalidInput(f"{what} failed, because Arrow cannot read the request: {first_line(error)}.")
+    elif not isinstance(error, StrandlineError):
+        _LOGGER.error("%s failed", what, exc_info=error)
+        error = StorageError(f"{what} failed on the node ({type(error).__name__}): its log says more.")
     if code is None:
-        code = Code.UNKNOWN
-        if isinstance(error, Fenced):
-            code = Code.PERMISSION_DENIED
-        elif error.retryable:
-            code = Code.UNAVAILABLE
+        may_retry = Code.UNAVAILABLE if error.retryable else Code.UNKNOWN
+        code = Code.PERMISSION_DENIED if isinstance(error, Fenced) else may_retry
     sentence = cut(str(error))
     return Refusal(
         code,
@@ -121,16 +130,3 @@ def leaving(error: StrandlineError, code: Code | None = None) -> Refusal:
             ("x-arrow-status-message-bin", sentence.encode(errors="replace")),
         ),
     )
-
-
-def refusal_of(error: Exception, what: str) -> Refusal:
-    """The refusal for any exception, without a stack trace."""
-    if isinstance(error, Unauthenticated):
-        return leaving(Fenced(str(error)), Code.UNAUTHENTICATED)
-    if isinstance(error, StrandlineError):
-        return leaving(error)
-    if isinstance(error, (pa.ArrowException, MemoryError)):
-        # Arrow cannot read the caller's data; the node's own data is checked before.
-        return leaving(InvalidInput(f"{what} failed, because Arrow cannot read the request: {first_line(error)}."))
-    _LOGGER.error("%s failed", what, exc_info=error)
-    return leaving(StorageError(f"{what} failed on the node ({type(error).__name__}): its log says more."))
