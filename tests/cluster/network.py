@@ -14,20 +14,20 @@ from strandline.formats.checksum import crc32c
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch
 from strandline.model.node import Heartbeat
-from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.messages import (
     Acknowledgement,
     Caller,
     ElectionReport,
     Handover,
     Registration,
+    ReplicaProgress,
+    ReplicationFeed,
     Resume,
     SnapshotChunk,
     SnapshotOffer,
     Topology,
 )
 from strandline.node.node import Node
-from strandline.node.services import ReplicationFeed
 from tests.cluster.history import Promised
 from tests.cluster.machine import Machine, Time
 
@@ -157,7 +157,7 @@ class Network:
 
 
 class SimulatedLink:
-    """A node as another one reaches it. Satisfies :class:`~strandline.node.services.Upstream`."""
+    """A node as another one reaches it. Satisfies :class:`~strandline.node.messages.Upstream`."""
 
     def __init__(self, network: Network, source: str, target: str) -> None:
         """Reach ``target`` from ``source``, which need not be up: only a call finds that out."""
@@ -232,7 +232,7 @@ class SimulatedLink:
 class SimulatedFeed:
     """A feed over the network: what was sent may arrive late, even from a primary that is none any more.
 
-    Satisfies :class:`~strandline.node.services.ReplicationFeed`; never blocks.
+    Satisfies :class:`~strandline.node.messages.ReplicationFeed`; never blocks.
     """
 
     def __init__(self, network: Network, source: str, target: str, inner: ReplicationFeed) -> None:

@@ -11,11 +11,10 @@ from typing import Final, TypeVar
 
 from strandline.errors import StorageError
 from strandline.node.lead.policies import Quorum
-from strandline.node.messages import Caller
+from strandline.node.messages import Caller, Upstream
 from strandline.node.node import Node
 from strandline.node.node_folder import QUARANTINE, NodeFolder
 from strandline.node.options import NodeOptions
-from strandline.node.services import Upstream
 from strandline.storage.env import Env
 from strandline.storage.lease import Lease
 from strandline.testing.clock import SeededChance

@@ -13,10 +13,10 @@ import pyarrow as pa
 from strandline.errors import TransientStorageError
 from strandline.model.records import Op, record_batch
 from strandline.node.lead.policies import Quorum, parse_policy
+from strandline.node.messages import ReplicationFeed
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
-from strandline.node.services import ReplicationFeed
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.env import Env
 from strandline.storage.lease import Lease

@@ -14,7 +14,7 @@ from strandline.log.wal import slots as wal_slots
 from strandline.model.addresses import CONSUMER_SUFFIX
 from strandline.model.head import WriterId
 from strandline.model.retention import InvalidReason
-from strandline.node.lead import consumer_slots
+from strandline.node.lead import slots
 from strandline.testing.sinks import MemorySink
 from tests.contracts.logs import LogContract, append, fetched, records, writer_named
 
@@ -86,7 +86,7 @@ def test_a_consumer_neither_sees_nor_changes_the_slot_of_a_replica(primary: sl.n
 
 
 def test_a_caller_cannot_create_slots_without_end(primary: sl.node.Primary, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(consumer_slots, "MOST_SLOTS", 2)
+    monkeypatch.setattr(slots, "MOST_SLOTS", 2)
     with sl.node.RemoteLog(primary.url) as log:
         log.slots.create("a", 0)
         log.slots.create("b", 0)

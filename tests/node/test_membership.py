@@ -11,7 +11,6 @@ from strandline.model.node import Membership
 from strandline.node.elect import candidacy
 from strandline.node.lead import membership
 from strandline.node.lead.membership import PrimaryMembership
-from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.members import rules
 from strandline.node.members.rules import (
     AddNode,
@@ -26,7 +25,7 @@ from strandline.node.members.rules import (
     urls,
 )
 from strandline.node.members.steps import MemberChange
-from strandline.node.messages import Caller, NotRequired, Reached
+from strandline.node.messages import Caller, NotRequired, Reached, ReplicaProgress
 from strandline.storage.env import Env
 from tests.node.nodes_by_hand import Cluster, records
 

@@ -28,8 +28,7 @@ from strandline.node.lead.bootstrap_snapshots import MOST_SNAPSHOTS, PIN_SECONDS
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.policies import AckN, FlowLimits, Local, Quorum, Regions
 from strandline.node.lead.primary import PrimaryRole
-from strandline.node.lead.replicas import ReplicaProgress
-from strandline.node.messages import Caller, NotRequired, Reached, Rewind, TimedOut
+from strandline.node.messages import Caller, NotRequired, Reached, ReplicaProgress, Rewind, TimedOut
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.log_copy import KIND
 from strandline.storage.clock import CLOCK
@@ -459,7 +458,7 @@ class TestCommitting:
         cluster, primary = led(tmp_path, policy="ack_n(1)")
         primary.register(ONE)
         primary.submit(records(b"x"))._handle.result()
-        reading = CommittedLog(primary.readable, lambda: None)
+        reading = CommittedLog(primary.watermark.readable, lambda: None)
         assert reading.bounds() == Bounds(0, 0)
         assert reading.plan(reading.start()) == []
         assert reading.plan(at(primary, 1)) == [], "it was further elsewhere, and waits"
@@ -473,7 +472,7 @@ class TestCommitting:
         cluster, primary = led(tmp_path, policy="ack_n(1)")
         primary.register(ONE)
         primary.submit(records(b"x"))._handle.result()
-        reading = CommittedLog(primary.readable, lambda: None)
+        reading = CommittedLog(primary.watermark.readable, lambda: None)
         later = datetime.now(UTC) + timedelta(days=365)
         assert reading.position_of(later) == 0, "nothing is committed"
         primary.acknowledge(ONE, ReplicaProgress(1, 1))
@@ -505,7 +504,7 @@ class TestCommitting:
         began = CLOCK.monotonic()
         with pytest.raises(Fenced, match="may be lost in a failover"):
             handle.result(120.0)
-        assert not primary._watermark._wait_committed(5, 120.0)
+        assert not primary.watermark._wait_committed(5, 120.0)
         assert CLOCK.monotonic() - began < 120.0, "what is done does not block"
 
 

@@ -254,8 +254,8 @@ def test_a_bookmark_that_arrives_with_a_new_copy_is_read_there(primary, replica)
     replica.reading(after=first.bookmark, timeout=WAIT)
     running, role = replica, replica.node.replica
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(role.reads.readable, after=first.bookmark.at(2), timeout=WAIT)
-        assert running.wait_until(lambda: bool(role.reads._changed._waiters), WAIT)
+        waiting = pool.submit(role.watermark.readable, after=first.bookmark.at(2), timeout=WAIT)
+        assert running.wait_until(lambda: bool(role.watermark._changed._waiters), WAIT)
         before = running.node.node_folder.state.generation
         replica.rebootstrap()
         assert running.wait_until(lambda: running.node.node_folder.state.generation > before, WAIT)

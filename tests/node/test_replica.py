@@ -558,7 +558,7 @@ class TestBootstrap:
         pair.append(*[b"%d" % number for number in range(10)])
         pair.settled("b")
         pair.step(30)
-        old = pair.nodes["b"].replica.reads.readable()
+        old = pair.nodes["b"].replica.watermark.readable()
         before = CommittedLog(lambda: old, lambda: None)
         seen = []
 
@@ -566,7 +566,7 @@ class TestBootstrap:
             reading = pair.nodes["b"].reading()
             seen.append(sum(batch.num_rows for batch in reading.read()))
             with pytest.raises(NotReady, match="builds its copy again"):
-                pair.nodes["b"].replica.reads.readable(after=pair.nodes["b"].copy.end(), timeout=0)
+                pair.nodes["b"].replica.watermark.readable(after=pair.nodes["b"].copy.end(), timeout=0)
 
         self.fall_behind(pair)
         pair.before["chunks"] = read
@@ -606,9 +606,9 @@ class TestReading:
         bookmark = Cursor(pair.nodes["a"].primary.log.log_id, 1, 1)
         replica = pair.nodes["b"].replica
         pair.until(lambda: replica.committed == 1)
-        assert replica.reads.readable(after=bookmark, timeout=0).bounds() == Bounds(0, 1)
+        assert replica.watermark.readable(after=bookmark, timeout=0).bounds() == Bounds(0, 1)
         with pytest.raises(NotReady, match="offset 1 is not here yet"):
-            replica.reads.readable(after=bookmark.at(2), timeout=0)
+            replica.watermark.readable(after=bookmark.at(2), timeout=0)
 
     def test_a_bookmark_of_a_record_that_was_lost_is_not_answered_with_another_one(self, pair):
         handle = pair.append(b"x")
@@ -616,18 +616,18 @@ class TestReading:
         replica = pair.nodes["b"].replica
         pair.until(lambda: replica.committed == 1)
         with pytest.raises(Diverged, match="of term 1 here, and the bookmark says 7"):
-            replica.reads.readable(after=Cursor(pair.nodes["a"].primary.log.log_id, 1, 7), timeout=0)
+            replica.watermark.readable(after=Cursor(pair.nodes["a"].primary.log.log_id, 1, 7), timeout=0)
 
     def test_bounded_staleness_is_counted_from_when_it_last_had_everything(self, pair):
         pair.append(b"x")
         pair.settled("b")
         pair.step(5)
         replica = pair.nodes["b"].replica
-        assert replica.reads.readable(max_staleness=1.0, timeout=0).bounds().next >= 0
+        assert replica.watermark.readable(max_staleness=1.0, timeout=0).bounds().next >= 0
         pair.cut |= {"a"}
         pair.step(30, seconds=0.1)
         with pytest.raises(NotReady, match="s behind"):
-            replica.reads.readable(max_staleness=1.0, timeout=0)
+            replica.watermark.readable(max_staleness=1.0, timeout=0)
         assert list(islice(pair.nodes["b"].reading().read(), 1))
 
     def test_a_replica_without_a_copy_says_so(self, pair):

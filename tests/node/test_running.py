@@ -251,7 +251,7 @@ class TestAsking:
         b = following(begin("b", upstream=a.url, nodes={"a": a.url}))
         with RemoteLog(a.url) as old, RemoteLog(b.url) as new:
             written = old.append(ONE)
-            b.node.replica.reads.readable(after=written.bookmark, timeout=WAIT)
+            b.node.replica.watermark.readable(after=written.bookmark, timeout=WAIT)
             assert new.promote().term > written.bookmark.term
             with pytest.raises((Fenced, NotReady)):
                 old.append(ONE)
@@ -263,7 +263,7 @@ class TestAsking:
         b = following(begin("b", upstream=a.url))
         with RemoteLog(a.url) as primary, RemoteLog(b.url) as replica:
             written = primary.append(ONE)
-            b.node.replica.reads.readable(after=written.bookmark, timeout=WAIT)
+            b.node.replica.watermark.readable(after=written.bookmark, timeout=WAIT)
             before = b.node.node_folder.state.generation
             replica.rebootstrap()
             assert b.wait_until(

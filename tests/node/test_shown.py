@@ -176,7 +176,7 @@ class TestAReplica:
         pair.kill("b")
         pair.cut |= {"a"}
         # As a reader that was opened while the node still knew its watermark.
-        kv = LogKeyValue(CommittedLog(pair.start("b")._role.readable, lambda: None))
+        kv = LogKeyValue(CommittedLog(pair.start("b")._role.watermark.readable, lambda: None))
         for look in (kv.keys, kv.listing, kv.watch):
             with pytest.raises(NotReady):
                 look()

@@ -22,14 +22,14 @@ from strandline.node.lead.commit_watermark import CommitHandle, CommitWatermark
 from strandline.node.lead.committed_log import ReadableLog
 from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.primary import PrimaryRole
-from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas, bootstrapping
+from strandline.node.lead.replicas import ReplicaRegistry, Replicas, bootstrapping
 from strandline.node.lead.tiering import TiererSlots
-from strandline.node.messages import Caller
+from strandline.node.messages import Caller, ReplicaProgress
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
 from strandline.node.replicate.log_copy import LogCopy, from_offset
-from strandline.node.replicate.reads import ReplicaReads
 from strandline.node.replicate.replica import ReplicaRole
+from strandline.node.replicate.watermark import ReplicaWatermark
 from strandline.testing.simdisk import CrashMode
 from strandline.tier.claim import ClaimCell
 from strandline.tier.copy.expiry import Expiry
@@ -326,7 +326,7 @@ def shows_what_is_durable(patch):
         copy = self._copy()
         return 0 if copy is None else copy.log.bounds().next
 
-    patch.setattr(ReplicaReads, "committed", property(durable))
+    patch.setattr(ReplicaWatermark, "committed", property(durable))
 
 
 def believes_a_watermark_before_the_logs_agree(patch):
@@ -335,14 +335,14 @@ def believes_a_watermark_before_the_logs_agree(patch):
 
     def learn_too_much(self, topology):
         learn(self, topology)
-        self.reads.shown = max(self.reads.shown, topology.committed)
+        self.watermark.shown = max(self.watermark.shown, topology.committed)
 
     patch.setattr(ReplicaRole, "_update_topology", learn_too_much)
 
 
 def shows_what_it_remembers_after_a_crash(patch):
     """Broken: a node that was killed takes the watermark that it last wrote down for all that it has shown."""
-    patch.setattr(ReplicaReads, "is_known", property(lambda _: True, lambda *_: None), raising=False)
+    patch.setattr(ReplicaWatermark, "is_known", property(lambda _: True, lambda *_: None), raising=False)
 
 
 def shows_what_it_remembers_when_it_leads(patch):
@@ -474,9 +474,8 @@ def tiers_what_is_durable(patch):
     committed = tiering.CommittedLog
 
     def unbounded(readable, slots):
-        primary = readable.__self__
-        mark = primary._watermark
-        return committed(lambda: ReadableLog(primary.log, lambda durable: durable, mark._wait_durable), slots)
+        mark = readable.__self__
+        return committed(lambda: ReadableLog(mark._log, lambda durable: durable, mark._wait_durable), slots)
 
     patch.setattr(tiering, "CommittedLog", unbounded)
 

@@ -285,7 +285,7 @@ class Replica(RunningNode):
             if after is not None:
                 log.plan(after, Limit(batches=1))  # raises if the record before the cursor differs here
             return log
-        replica.reads.readable(after=after, max_staleness=max_staleness, timeout=timeout)
+        replica.watermark.readable(after=after, max_staleness=max_staleness, timeout=timeout)
         return log
 
     def promote(self, *, force: bool = False) -> Primary:

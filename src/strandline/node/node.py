@@ -21,12 +21,11 @@ from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.lead.primary import PrimaryRole
 from strandline.node.lead.tiering import NodeColdTier
 from strandline.node.members.rules import check_member
-from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology
+from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology, Upstream
 from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.log_copy import LogCopy, check_cold, create_log, take_over_log
 from strandline.node.replicate.replica import Condition, ReplicaRole
-from strandline.node.services import Upstream
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.storage.lease import Lease
@@ -101,7 +100,7 @@ class Node(Closing):
             self._role: PrimaryRole | ReplicaRole = self._follower(copy, state.committed, knows_committed=knows)
             """The current role. One thread changes it, any thread reads it."""
             opened.callback(self.close)  # its log, too: another process may be waiting for it
-            self.hot = CommittedLog(lambda: self._role.readable(), lambda: self.primary.slots)  # noqa: PLW0108 - of the role by then
+            self.hot = CommittedLog(lambda: self._role.watermark.readable(), lambda: self.primary.slots)  # noqa: PLW0108 - of the role by then
             """The copy up to the commit watermark, through changes of role and copy; without the cold tier."""
             self._origin = Origin(f"The node in {node_folder.folder}", self)
             if lead and lease is None:
@@ -160,7 +159,7 @@ class Node(Closing):
     @property
     def knows_committed(self) -> bool:
         """Whether the commit watermark covers all that readers were ever shown; until then they get ``NotReady``."""
-        return self._role.knows_committed
+        return self._role.watermark.is_known
 
     @property
     def copy(self) -> LogCopy | None:
@@ -291,7 +290,7 @@ class Node(Closing):
         if self._lease is not None:
             self._lease.release()
         self._settle()
-        committed, knows = primary.committed, primary.knows_committed
+        committed, knows = primary.committed, primary.watermark.is_known
         primary.copy.reopen()  # queued appends are written or refused, and a failed log is usable again
         self._role = self._follower(primary.copy, committed, knows_committed=knows)
 
@@ -301,9 +300,9 @@ class Node(Closing):
         If that fails, the node serves no reads after a restart until a primary sends it the watermark.
         """
         role = self._role
-        committed = role.committed if isinstance(role, PrimaryRole) else role.reads.shown
+        committed = role.committed if isinstance(role, PrimaryRole) else role.watermark.shown
         try:
-            self.node_folder.remember(committed=committed, settled=role.knows_committed)
+            self.node_folder.remember(committed=committed, settled=role.watermark.is_known)
         except StorageError as error:
             _LOGGER.warning("Node %s could not store its watermark: %s", self.name, error)
 
@@ -343,7 +342,7 @@ class Node(Closing):
 
     def reading(self) -> CommittedLog | TieredLog:
         """The log up to the commit watermark, over both tiers, in either role and through changes of it."""
-        self._role.readable()  # raises if there is nothing to show yet
+        self._role.watermark.readable()  # raises if there is nothing to show yet
         cold = self._cold_tier()
         return self.hot if cold is None else cold.log(self.hot, self._leads)
 
@@ -385,7 +384,7 @@ class Node(Closing):
         """State, in either role."""
         condition, role, position = self.condition, self._role, self.position
         state = self.node_folder.state  # read after the condition: the reason is set first
-        committed = role.committed if role.knows_committed and position is not None else None
+        committed = role.committed if role.watermark.is_known and position is not None else None
         if isinstance(role, ReplicaRole):
             divergences = state.divergences
         else:
@@ -420,7 +419,7 @@ class Node(Closing):
     def _report(self) -> ElectionReport:
         """This node's report for elections."""
         role = self._role
-        committed = role.reads.highest if isinstance(role, ReplicaRole) else role.committed
+        committed = role.watermark.highest if isinstance(role, ReplicaRole) else role.committed
         report = own_report(self.node_folder, self.copy, committed)
         return report if self.failure is None else replace(report, unhealthy=report.unhealthy or str(Condition.FAILED))
 
@@ -434,7 +433,7 @@ class Node(Closing):
             if self._lease is not None:
                 self._lease.release()
         else:
-            self._role.close()
+            self._role.disconnect()  # the copy is closed below
         self._settle()
         if self._cold is not None:
             self._cold.close()

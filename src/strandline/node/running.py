@@ -28,12 +28,11 @@ from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.server.server import FlightNode
 from strandline.node.lead.tiering import NodeColdTier
 from strandline.node.members.rules import addresses
-from strandline.node.messages import NodeStatus
+from strandline.node.messages import NodeStatus, Upstream
 from strandline.node.node import Node
 from strandline.node.node_folder import NodeFolder
 from strandline.node.node_metrics import show_metrics
 from strandline.node.replicate.replica import Condition
-from strandline.node.services import Upstream
 from strandline.storage.closing import Closing
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process

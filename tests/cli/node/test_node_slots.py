@@ -18,9 +18,8 @@ from strandline.errors import CorruptData
 from strandline.log.slots.slot_lag import SlotLag
 from strandline.log.wal.snapshot import KIND
 from strandline.model.retention import Consumed, Invalidation, InvalidReason, MaxAge, SlotLimits, SlotState
-from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.message_json import answer, read_node_slots, write_node_slots
-from strandline.node.messages import Caller, NodeSlot, NodeSlots, SlotKind
+from strandline.node.messages import Caller, NodeSlot, NodeSlots, ReplicaProgress, SlotKind
 from tests.cli.conftest import Run
 
 ROWS = 10

@@ -23,8 +23,7 @@ from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity, Role, ServerSecurity, Tokens
 from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.flight.server.server import FlightNode
-from strandline.node.lead.replicas import ReplicaProgress
-from strandline.node.messages import Caller
+from strandline.node.messages import Caller, ReplicaProgress
 from tests.certificates import sign
 from tests.node.flight.flight_double import TABLE, Node, records
 

@@ -25,9 +25,7 @@ from strandline.model.head import WriterId
 from strandline.node.flight.client.primary_client import FlightUpstream
 from strandline.node.flight.server.actions import NodeService
 from strandline.node.flight.server.server import FlightNode
-from strandline.node.lead.replicas import ReplicaProgress
-from strandline.node.messages import Caller
-from strandline.node.services import Upstream
+from strandline.node.messages import Caller, ReplicaProgress, Upstream
 from tests.node.flight.flight_double import ANSWERS, CHUNK, Node, records, values_of
 
 ME = Caller("replica-1", 2)

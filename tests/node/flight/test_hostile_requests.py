@@ -18,8 +18,7 @@ from strandline.node.flight.client.primary_client import FlightUpstream
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.flight.server.server import FlightNode
-from strandline.node.lead.replicas import ReplicaProgress
-from strandline.node.messages import Caller
+from strandline.node.messages import Caller, ReplicaProgress
 from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from tests.cases import some

@@ -16,9 +16,8 @@ from strandline.errors import Fenced, InvalidInput
 from strandline.formats.node.wire import Advance, encode_advance
 from strandline.model.node import Membership
 from strandline.node.flight.security import CallerRights, Grant, Role, ServerSecurity, parse_identities
-from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.members.rules import members_of
-from strandline.node.messages import Caller
+from strandline.node.messages import Caller, ReplicaProgress
 from strandline.node.node_folder import HIGHEST_TERM, TERM_STEP, NodeFolder, check_rise, plausible_term
 from tests.node.flight.victim import Victim
 from tests.node.nodes_by_hand import Cluster

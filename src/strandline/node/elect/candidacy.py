@@ -21,11 +21,10 @@ from strandline.node.members.rules import (
     shown,
     urls,
 )
-from strandline.node.messages import Caller, ElectionReport
+from strandline.node.messages import Caller, ElectionReport, Upstream
 from strandline.node.node_folder import HIGHEST_TERM, NodeFolder, check_rise
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.log_copy import LogCopy
-from strandline.node.services import Upstream
 
 _LOGGER = logging.getLogger(__name__)
 

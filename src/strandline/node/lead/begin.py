@@ -29,14 +29,14 @@ def begin_leading(
     state, term, copy = node_folder.state, leadership.term, replica.copy
     if copy is None:
         raise NotReady(f"{state.name} has no copy of the log yet: let it bootstrap from a primary first.")
-    replica.close()
+    replica.disconnect()
     known = state.membership
     membership = None if known is None else taken_over(known, term=term, primary=state.name)
     policy = options.commit_policy if membership is None else policy_of(membership)
     settled = continues and state.settled
     led_since = (continues and state.led_since) or term
     state = node_folder.remember(
-        seen=term, adopted=term, led=term, led_since=led_since, committed=replica.reads.highest, settled=False,
+        seen=term, adopted=term, led=term, led_since=led_since, committed=replica.watermark.highest, settled=False,
         trouble=None, primary=state.name, policy=str(policy), cold=state.cold or options.cold_address,
         membership=membership,
     )  # fmt: skip

@@ -250,7 +250,7 @@ class CommitWatermark:
         self._is_known = self._is_known or self.now >= self._term_start
         return self._is_known
 
-    def log(self) -> ReadableLog:
+    def readable(self) -> ReadableLog:
         """The log up to the watermark; ``NotReady`` until that is known."""
         if not self.is_known:
             raise NotReady(

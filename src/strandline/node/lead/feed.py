@@ -27,7 +27,7 @@ class _Found(NamedTuple):
 
 @final
 class LogFeed:
-    """The batches of a log in order, up to its durable end. A :class:`~strandline.node.services.ReplicationFeed`.
+    """The batches of a log in order, up to its durable end. A :class:`~strandline.node.messages.ReplicationFeed`.
 
     All feeds share the batches in the log's tail without copying them.
     """

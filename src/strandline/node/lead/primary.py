@@ -14,13 +14,11 @@ from strandline.model.records import RecordSource
 from strandline.node.elect.node_lease import Leadership
 from strandline.node.lead.bootstrap_snapshots import BootstrapSnapshots
 from strandline.node.lead.commit_watermark import CommitHandle, CommitWatermark
-from strandline.node.lead.committed_log import ReadableLog
-from strandline.node.lead.consumer_slots import ConsumerSlots
 from strandline.node.lead.feed import LogFeed
 from strandline.node.lead.membership import PrimaryMembership
 from strandline.node.lead.policies import CommitPolicy, flow_delay, nth_highest, strengthened
-from strandline.node.lead.replicas import ReplicaProgress, ReplicaRegistry, Replicas
-from strandline.node.lead.slot_lags import PrimaryMetrics, node_slots
+from strandline.node.lead.replicas import ReplicaRegistry, Replicas
+from strandline.node.lead.slots import ConsumerSlots, PrimaryMetrics, node_slots
 from strandline.node.members.rules import Change
 from strandline.node.messages import (
     Acknowledgement,
@@ -29,6 +27,7 @@ from strandline.node.messages import (
     Handover,
     NodeSlots,
     Registration,
+    ReplicaProgress,
     Resume,
     SnapshotChunk,
     SnapshotOffer,
@@ -78,7 +77,7 @@ class PrimaryRole:
         self._metrics = PrimaryMetrics(log)
         peers = [peer for peer in node_folder.state.peers if peer.name != node_folder.state.name]
         self.replicas = Replicas(log, peers, self._remember, env=node_folder.env)
-        self._watermark = CommitWatermark(
+        self.watermark = CommitWatermark(
             log, self.name, self.membership, self.replicas, known=node_folder.state.committed, settled=settled
         )
         self._reached = self.term_start
@@ -140,12 +139,12 @@ class PrimaryRole:
         return self.membership.known or after
 
     def _complete_change(self) -> None:
-        if self.leadership.is_held and self.membership.complete(self._watermark.offsets):
+        if self.leadership.is_held and self.membership.complete(self.watermark.offsets):
             self._members_changed()
 
     def _members_changed(self) -> None:
         """New members are in force: those that were removed are no replicas any more, the others are told."""
-        self._watermark.commits.moved()
+        self.watermark.commits.moved()
         self.replicas.changed()
         self.drop_strangers()
 
@@ -186,7 +185,7 @@ class PrimaryRole:
         if expect and not self.log.bounds().next:  # the log itself would begin there
             raise ExpectationFailed(f"The log ends at 0, not at {expect}: nothing was written.")
         extra = None if policy is None or strengthened(self.policy, policy) == self.policy else policy
-        self.membership.check_possible(self._watermark.required(extra), self._watermark.offsets())
+        self.membership.check_possible(self.watermark.required(extra), self.watermark.offsets())
         self._slow_down()
         writer, number = append or (None, None)
         try:
@@ -194,7 +193,7 @@ class PrimaryRole:
         except LogClosed:
             self.leadership.check("nothing was written")  # the node stepped down in between
             raise
-        return CommitHandle(handle, extra, self._watermark, self.leadership, self._clock)
+        return CommitHandle(handle, extra, self.watermark, self.leadership, self._clock)
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of a writer's last append; None for an unknown writer. ``Fenced`` if this node does not lead."""
@@ -225,21 +224,12 @@ class PrimaryRole:
     @property
     def committed(self) -> int:
         """The commit watermark: everything below satisfies the log's policy, and readers see it."""
-        return self._watermark.now
+        return self.watermark.now
 
     def commit_watermark(self, count: int) -> int:
         """The offset below which everything is durable on at least ``count`` replicas."""
-        durable = (each.durable for each in self._watermark.offsets().replicas)
+        durable = (each.durable for each in self.watermark.offsets().replicas)
         return nth_highest([position for position in durable if position is not None], count)
-
-    @property
-    def knows_committed(self) -> bool:
-        """Whether the watermark covers everything that was ever shown: until then readers would see less."""
-        return self._watermark.is_known
-
-    def readable(self) -> ReadableLog:
-        """The log up to the commit watermark; ``NotReady`` until that is known."""
-        return self._watermark.log()
 
     # --- replicas ----------------------------------------------------------------------------------------------
 
@@ -260,7 +250,7 @@ class PrimaryRole:
         if not keep_slot:
             self._metrics.forget(caller.name)
         self._bootstrap_snapshots.end(caller.name)
-        self._watermark.commits.moved()
+        self.watermark.commits.moved()
         self.rotate_keys()  # it knows the former key
 
     def rotate_keys(self) -> None:
@@ -317,7 +307,7 @@ class PrimaryRole:
             since,
             heartbeat,
             lambda upto: self.replicas.sent(caller.name, upto),
-            is_awaited=lambda: not self._watermark.is_alone or self._watermark.commits.is_awaited,
+            is_awaited=lambda: not self.watermark.is_alone or self.watermark.commits.is_awaited,
         )
 
     def acknowledge(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:
@@ -337,7 +327,7 @@ class PrimaryRole:
                 "records may differ. It has to register again."
             )
         refused = self.replicas.acknowledge(name, progress)
-        self._watermark.commits.moved()
+        self.watermark.commits.moved()
         return refused
 
     # --- bootstrap ---------------------------------------------------------------------------------------------
@@ -415,7 +405,7 @@ class PrimaryRole:
     def step_down(self, why: str) -> None:
         """End the leadership: nothing is written or acknowledged from here on."""
         self.leadership.end(why)
-        self._watermark.commits.give_up()
+        self.watermark.commits.give_up()
         self._metrics.end()
 
     def _check_replica(self, caller: Caller) -> None:

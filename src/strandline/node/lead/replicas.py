@@ -6,11 +6,11 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final, NamedTuple, final
 
-from strandline.errors import Diverged, Fenced, InvalidInput, NotFound, Overloaded, SlotInvalid
+from strandline.errors import Diverged, Fenced, NotFound, Overloaded, SlotInvalid
 from strandline.log.contract import Slot
 from strandline.log.wal.log import WalLog
 from strandline.model.addresses import check_replica_name
@@ -18,7 +18,7 @@ from strandline.model.cursor import SECOND, Cursor
 from strandline.model.node import Peer
 from strandline.model.retention import SlotState
 from strandline.node.lead.policies import DurableOffsets, ReplicaPosition
-from strandline.node.messages import Member
+from strandline.node.messages import Member, ReplicaProgress
 from strandline.storage.env import Env
 
 _LOGGER = logging.getLogger(__name__)
@@ -28,23 +28,6 @@ MOST_REPLICAS: Final = 256
 SILENT_POLLS: Final = 3
 SILENT_SECONDS: Final = 5
 """A replica is unhealthy after this many heartbeat intervals of silence, and not before these seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaProgress:
-    """The content of an acknowledgement: a replica's offsets and error counts."""
-
-    applied: int
-    durable: int
-    apply_errors: int = 0
-    divergences: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.durable <= self.applied:
-            raise InvalidInput(
-                f"A replica acknowledges {self.durable} as durable and {self.applied} as applied: durable must be "
-                "from 0 up to applied."
-            )
 
 
 class ReplicaRegistry(NamedTuple):

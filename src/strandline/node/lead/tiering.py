@@ -18,8 +18,8 @@ from strandline.model.retention import TIER_SLOT, SlotState
 from strandline.model.segments import COLD_FILE, ColdTier
 from strandline.node.elect.node_lease import Leadership
 from strandline.node.lead.committed_log import CommittedLog
-from strandline.node.lead.consumer_slots import ConsumerSlots
 from strandline.node.lead.primary import PrimaryRole
+from strandline.node.lead.slots import ConsumerSlots
 from strandline.node.options import TierSettings
 from strandline.storage.closing import Closing
 from strandline.storage.env import SYSTEM, Env
@@ -146,7 +146,7 @@ class NodeColdTier(Closing):
         slots = TiererSlots(primary.log.slots, primary.leadership, self._claim(primary))
         settings = self.settings
         return Tierer(
-            CommittedLog(primary.readable, lambda: slots),
+            CommittedLog(primary.watermark.readable, lambda: slots),
             manager,
             self._store,
             name=cold.name,

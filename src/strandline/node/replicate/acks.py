@@ -8,9 +8,7 @@ from typing import final
 
 from strandline.errors import SlotInvalid, StrandlineError
 from strandline.model.cursor import Cursor
-from strandline.node.lead.replicas import ReplicaProgress
-from strandline.node.messages import Caller
-from strandline.node.services import Upstream
+from strandline.node.messages import Caller, ReplicaProgress, Upstream
 from strandline.storage.clock import Clock
 
 

@@ -13,9 +13,8 @@ from strandline.formats.snapshot.manifest import decode_snapshot
 from strandline.log.wal.snapshot import KIND, KIND_VERSION, verify
 from strandline.model.cursor import Cursor
 from strandline.model.snapshot import Snapshot, SnapshotFile
-from strandline.node.messages import Caller, SnapshotOffer
+from strandline.node.messages import Caller, SnapshotOffer, Upstream
 from strandline.node.node_folder import INCOMING, NodeFolder
-from strandline.node.services import Upstream
 from strandline.snapshots.sealed import DATA, MANIFEST, check_kind, read_snapshot, unpack
 from strandline.storage.clock import boot_id
 from strandline.storage.disk import below, exists, replace_file

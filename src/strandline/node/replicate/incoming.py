@@ -11,7 +11,7 @@ from strandline.errors import CorruptData, Diverged, Fenced, Gap
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch
 from strandline.model.node import Heartbeat
-from strandline.node.services import ReplicationFeed
+from strandline.node.messages import ReplicationFeed
 
 AHEAD_BYTES: Final = 64 << 20
 """Limit on buffered batches that are not durable on the primary yet; one batch may be larger."""

@@ -26,10 +26,8 @@ from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch
 from strandline.model.node import Membership, Peer, Trouble
-from strandline.node.lead.committed_log import ReadableLog
-from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.members.rules import check_membership, is_newer
-from strandline.node.messages import Caller, Handover, Rewind, Topology
+from strandline.node.messages import Caller, Handover, ReplicaProgress, ReplicationFeed, Rewind, Topology, Upstream
 from strandline.node.node_folder import SNAPSHOTS, NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.acks import AckSender
@@ -37,8 +35,7 @@ from strandline.node.replicate.bootstrap import bootstrap
 from strandline.node.replicate.divergence import check_replaceable, keep_tail, stepped_back, truncate_tail
 from strandline.node.replicate.incoming import IncomingBatches
 from strandline.node.replicate.log_copy import LogCopy
-from strandline.node.replicate.reads import ReplicaReads
-from strandline.node.services import ReplicationFeed, Upstream
+from strandline.node.replicate.watermark import ReplicaWatermark
 from strandline.storage.objects.urls import open_store
 from strandline.storage.retry import Backoff
 
@@ -108,12 +105,12 @@ class ReplicaRole:
         self._apply_errors = 0
         self._reported = 0
         """How many of its divergences were reported to a primary since the node was started."""
-        self.reads = ReplicaReads(
+        self.watermark = ReplicaWatermark(
             node_folder, lambda: self.copy, lambda: self.condition is Condition.BOOTSTRAPPING,
             committed=committed, is_known=knows_committed,
         )  # fmt: skip
         """The copy as readers see it."""
-        self._acks = AckSender(self._caller, self._progress, self.reads.raise_to, self._poll_seconds, self._clock)
+        self._acks = AckSender(self._caller, self._progress, self.watermark.raise_to, self._poll_seconds, self._clock)
         self._handed_over = 0.0
         """When the primary's slots of consumers were last fetched."""
         self._checkpointed = self._clock.monotonic()
@@ -231,13 +228,13 @@ class ReplicaRole:
         self._keep_handover(upstream, copy)
         # The last record is requested again, where both retain it: if it differs, the logs have diverged.
         overlap = since.next - 1 if since.next > max(copy.log.bounds().first, topology.first) else since.next
-        self.reads.compared = None if overlap == since.next else overlap
+        self.watermark.compared = None if overlap == since.next else overlap
         # Not before: a tail that the primary never had is truncated only now.
-        self.reads.raise_to(topology.committed)
-        self.reads.learn(topology.committed, topology.term_start)
+        self.watermark.raise_to(topology.committed)
+        self.watermark.learn(topology.committed, topology.term_start)
         # Bootstrap snapshots of this node's own leadership are stale: their replicas may have acknowledged more since.
         self._node_folder.env.disk.remove_folder(self._node_folder.path(SNAPSHOTS))
-        if self.reads.compared is None:
+        if self.watermark.compared is None:
             self._adopt(topology.term, topology.term_start, copy.log.bounds().next)
         self._acks.begin(upstream)
         copy.on_durable = self._acks.durable
@@ -254,7 +251,7 @@ class ReplicaRole:
         """Whether the record before a position equals the primary's; until then it is not shown or acknowledged."""
         is_same = self.copy is not None and self.copy.holds(batch, at)
         if is_same:
-            self.reads.compared = None
+            self.watermark.compared = None
         return is_same
 
     def _agree(self, upstream: Upstream, topology: Topology) -> Cursor:
@@ -269,7 +266,7 @@ class ReplicaRole:
                     since = stepped_back(since, answer, self.copy.log, self.copy.log.bounds())
                 case FullRebootstrap(cause) if not is_built:
                     if self.copy is not None and not self._asked:  # otherwise an operator gives the copy up
-                        check_replaceable(self.copy, topology, self.reads.shown)
+                        check_replaceable(self.copy, topology, self.watermark.shown)
                     level = logging.INFO if cause is Cause.NEW else logging.WARNING
                     name = self._node_folder.state.name
                     _LOGGER.log(level, "Replica %s builds its copy of the log (%s).", name, cause)
@@ -279,7 +276,7 @@ class ReplicaRole:
                 case answer:
                     raise CorruptData(f"A primary answered {answer} to a replica at {since}.")
         if since.next < self.copy.log.bounds().next:
-            truncate_tail(self.copy, since.next, self.reads.shown, self._node_folder.state.name)
+            truncate_tail(self.copy, since.next, self.watermark.shown, self._node_folder.state.name)
         return since
 
     def _bootstrap(self, upstream: Upstream, topology: Topology) -> Cursor:
@@ -288,15 +285,15 @@ class ReplicaRole:
 
         def keep() -> None:
             if former is not None and not self._asked:
-                keep_tail(former, topology, self.reads.shown, self._node_folder.state.name)
+                keep_tail(former, topology, self.watermark.shown, self._node_folder.state.name)
 
         cursor = bootstrap(upstream, self._caller(), self._node_folder, before_swap=keep)
         # The new copy is current from here on. Readers of the old one may finish: it is removed only
         # at the next bootstrap.
         built = LogCopy(self._node_folder)
-        with self.reads.changing():
+        with self.watermark.changing():
             self.copy = built  # first: the former one may have other records below the raised watermark
-            self.reads.rebuilt()
+            self.watermark.rebuilt()
         if former is not None:
             former.close()
         self._node_folder.sweep(keep=None if former is None else former.generation)
@@ -327,7 +324,7 @@ class ReplicaRole:
             membership=_checked(topology.membership, topology.term),
         )  # fmt: skip
         self._epoch = topology.epoch
-        self.reads.of_primary = max(self.reads.of_primary, topology.committed)
+        self.watermark.of_primary = max(self.watermark.of_primary, topology.committed)
 
     def _cold_of(self, topology: Topology) -> str:
         """The store of the log's cold tier, which the log keeps; empty for none."""
@@ -364,11 +361,11 @@ class ReplicaRole:
             self._handed_over = -self._poll_seconds  # the members may have changed
         applied = self.copy.log.bounds().next
         now = self._clock.monotonic()
-        with self.reads.changing():
-            self.reads.raise_to(heartbeat.committed)
-            self.reads.learn(heartbeat.committed, heartbeat.term_start)
+        with self.watermark.changing():
+            self.watermark.raise_to(heartbeat.committed)
+            self.watermark.learn(heartbeat.committed, heartbeat.term_start)
             if applied >= heartbeat.durable:
-                self.reads.caught_up_at = now
+                self.watermark.caught_up_at = now
         if now - self._handed_over >= self._poll_seconds:
             self._keep_handover(self._upstream, self.copy)
         if now - self._checkpointed >= _CHECKPOINT_SECONDS:
@@ -395,7 +392,7 @@ class ReplicaRole:
 
     def _checkpoint(self, upstream: Upstream) -> None:
         """Store the watermark, and apply the primary's retention."""
-        self._node_folder.remember(committed=self.reads.shown)
+        self._node_folder.remember(committed=self.watermark.shown)
         if self.copy is not None:
             self.copy.log.trim(min(upstream.topology(self._caller()).first, self.committed))
 
@@ -404,31 +401,16 @@ class ReplicaRole:
         if durable is None:
             durable = 0 if self.copy is None else self.copy.log.bounds().next
         heartbeat = None if self._feed is None else self._feed.heartbeat
-        if self.reads.compared is not None:
+        if self.watermark.compared is not None:
             durable = 0  # not compared yet: if the last record differs, others may too
         elif heartbeat is not None and heartbeat.term == self._term:
             self._adopt(heartbeat.term, heartbeat.term_start, durable)
         return ReplicaProgress(durable, durable, self._apply_errors, self._node_folder.state.divergences)
 
-    # --- reading -----------------------------------------------------------------------------------------------
-
-    @property
-    def knows_committed(self) -> bool:
-        """Whether the watermark covers everything that this node has shown; until then it serves no reads."""
-        return self.reads.is_known
-
     @property
     def committed(self) -> int:
         """The commit watermark here: everything below is in this copy, and satisfies the primary's policy."""
-        return self.reads.committed
-
-    def readable(self) -> ReadableLog:
-        """The copy up to the commit watermark, without a wait; see :meth:`ReplicaReads.readable`."""
-        return self.reads.readable()
-
-    def close(self) -> None:
-        """Disconnect; the node closes the copy."""
-        self.disconnect()
+        return self.watermark.committed
 
 
 def _checked(found: Membership | None, term: int) -> Membership | None:

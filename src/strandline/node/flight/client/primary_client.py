@@ -20,7 +20,6 @@ from strandline.node.flight.client.stream_receiver import QUEUE_BYTES, RemoteFee
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.wire.errors import node_error, node_errors
 from strandline.node.flight.wire.streams import CHUNK_SCHEMA
-from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.message_json import answer, read_handover, read_resume
 from strandline.node.messages import (
     Acknowledgement,
@@ -28,6 +27,7 @@ from strandline.node.messages import (
     ElectionReport,
     Handover,
     Registration,
+    ReplicaProgress,
     Resume,
     SnapshotChunk,
     SnapshotOffer,
@@ -50,7 +50,7 @@ _WHAT: Final = "an acknowledgement"
 @bound_to_process()
 @final
 class FlightUpstream(Closing):
-    """Another node over Flight. Satisfies :class:`~strandline.node.services.Upstream`. Safe in threads.
+    """Another node over Flight. Satisfies :class:`~strandline.node.messages.Upstream`. Safe in threads.
 
     Connects on first use. Every call ends within ``timeout`` seconds, except sealing a snapshot.
     """

@@ -244,7 +244,7 @@ class Receiver(Generic[T]):
 
 @final
 class RemoteFeed(Receiver[LogBatch]):
-    """A primary's log batches. Satisfies :class:`~strandline.node.services.ReplicationFeed`."""
+    """A primary's log batches. Satisfies :class:`~strandline.node.messages.ReplicationFeed`."""
 
     def __init__(
         self, begin: Callable[[], AbstractContextManager[Any]], since: int, *, url: str, silence: float, **more: Any

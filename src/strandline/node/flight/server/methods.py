@@ -46,9 +46,8 @@ from strandline.node.flight.wire.streams import (
     reading,
     schema_of_columns,
 )
-from strandline.node.lead.replicas import ReplicaProgress
 from strandline.node.message_json import write_commit
-from strandline.node.messages import WAIT, Caller
+from strandline.node.messages import WAIT, Caller, ReplicaProgress
 from strandline.storage.env import Env
 from strandline.storage.metrics import CALLS
 

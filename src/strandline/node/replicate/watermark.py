@@ -1,4 +1,4 @@
-"""Reads of a replica: its copy up to the commit watermark, with waits for a bookmark or for freshness."""
+"""The commit watermark of a replica, and reads of its copy up to there, with waits for a bookmark or for freshness."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from strandline.node.replicate.log_copy import LogCopy
 
 
 @final
-class ReplicaReads:
+class ReplicaWatermark:
     """The copy of a replica as readers see it, through a bootstrap that replaces it. Any thread may read it.
 
     They see records up to the commit watermark, which never decreases.
