@@ -43,7 +43,10 @@ def opened(log: SharedLog | Address, options: Mapping[str, str]) -> Iterator[Sha
         # Spark's processes read both tiers of the log at this address, and this process must see the same.
         found = tiered(log, options=storage_options(options) or None)
     else:
-        raise _unreadable(log)
+        raise InvalidInput(
+            f"Spark reads only logs that other processes can open, and {log!r} is not one: use a log in a folder, in a "
+            "bucket or on a node. Copy a queue of version 1 into a log first (strandline upgrade)."
+        )
     try:
         yield found
     finally:
@@ -89,10 +92,3 @@ def access_options(log: SharedLog | Address, given: Mapping[str, str]) -> dict[s
         )
     own = {"token": security.token, "ca": None if security.roots is None else security.roots.decode()}
     return {**{name: text for name, text in own.items() if text is not None}, **given}
-
-
-def _unreadable(log: object) -> InvalidInput:
-    return InvalidInput(
-        f"Spark reads only logs that other processes can open, and {log!r} is not one: use a log in a folder, in a "
-        "bucket or on a node. Copy a queue of version 1 into a log first (strandline upgrade)."
-    )

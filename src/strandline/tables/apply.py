@@ -44,7 +44,11 @@ def apply_with(sink: TableSink, work: Work, *, since: Cursor, upto: Cursor, task
             transaction = sink.begin(since=since, upto=upto, tasks=tasks)
             if transaction is None:
                 return []
-            written = _written(transaction, work)
+            try:
+                written = work(transaction.parts)
+            except BaseException as error:
+                transaction.abandon(error)
+                raise
             transaction.commit(written)
         except Conflict:
             continue
@@ -52,14 +56,6 @@ def apply_with(sink: TableSink, work: Work, *, since: Cursor, upto: Cursor, task
     raise Contended(
         f"Other jobs committed to the table {sink!r} at each of {_ATTEMPTS} tries; nothing was committed. Try again."
     )
-
-
-def _written(transaction: FileTransaction, work: Work) -> Sequence[Written]:
-    try:
-        return work(transaction.parts)
-    except BaseException as error:
-        transaction.abandon(error)
-        raise
 
 
 def apply_records(sink: TableSink, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:

@@ -36,7 +36,7 @@ def sleep_after_looking(sink, monkeypatch):
 
 class _Contract(TableContract):
     steps = (
-        (DeltaCommits, "create"),
+        (DeltaCommits, "created"),
         (FollowedDelta, "open"),
         (FollowedDelta, "last_commit"),
         (TablePart, "write"),

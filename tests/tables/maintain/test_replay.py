@@ -317,7 +317,7 @@ def test_a_table_that_is_built_again_from_another_log_loses_none_of_its_letters(
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("done", [1, 2, 3])
-@pytest.mark.parametrize("step", ["create", "commit", "_settle"])
+@pytest.mark.parametrize("step", ["created", "commit", "_settle"])
 def test_a_table_that_is_built_again_has_each_letter_once_also_after_a_crash_in_its_first_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, done: int
 ) -> None:

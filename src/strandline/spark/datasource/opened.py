@@ -125,7 +125,8 @@ class OpenedLog:
         """The rows of one task."""
         if not isinstance(partition, SpanPartition):  # Spark's placeholder for "no partitions"
             return
-        names, where, decoding = self._needed(), self.options.where, self.decoding
+        where, decoding = self.options.where, self.decoding
+        names = self.columns.names if decoding is None else decoding.needed(self.columns)
         batches = _drained(
             self._fetched(partition.spans, [*names, *(one for one in where.columns if one not in names)])
         )
@@ -134,9 +135,6 @@ class OpenedLog:
         if decoding is not None:
             batches = (decoding.decoded(batch, self.columns) for batch in batches)
         yield from shaped(batches, self.columns)
-
-    def _needed(self) -> list[str]:
-        return self.columns.names if self.decoding is None else self.decoding.needed(self.columns)
 
     def _fetched(self, spans: Sequence[Span], names: Sequence[str]) -> Iterator[tuple[Span, list[pa.RecordBatch]]]:
         moves, end = 0, spans[-1].next if spans else 0

@@ -157,11 +157,8 @@ class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvaila
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """The start of a query without checkpoint: the same for every call, although the log grows between them."""
         if self._initial is None:
-            self._initial = retried(self._find_initial)
+            self._initial = retried(lambda: self._repeated(self._locate_start))
         return encode_offset(self._initial)
-
-    def _find_initial(self) -> Cursor:
-        return self._repeated(self._locate_start)
 
     def _repeated(self, locate: Callable[[], T]) -> T:
         """Locate again if the log was trimmed meanwhile: nothing was read. A start at an offset or cursor stays."""

@@ -24,7 +24,6 @@ from pyspark.sql import functions as sql
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from strandline.errors import CorruptData, SchemaRefused
-from strandline.log.read.planning import divided
 from strandline.model.cursor import Span
 from strandline.spark.datasource.shaping import GOOD_BYTES, GOOD_ROWS, shaped
 from strandline.spark.pipelines.transform import FrameTransform, spark_columns
@@ -171,11 +170,6 @@ class ShuffleJob:
         )
         together = blobs.unionAll(seeds).repartitionById(partitions, sql.col("part"))
         return together.mapInArrow(merge, _ANSWERS)
-
-
-def spans_per_reader(spans: Sequence[Span], tasks: int) -> list[list[Span]]:
-    """The spans of each reader; none has nothing to do."""
-    return [group for group in divided(spans, max(1, tasks)) if group]
 
 
 def observed_reports(seen: Observation, readers: int) -> dict[int, Written]:

@@ -16,11 +16,11 @@ from typing import Any, Final, Literal, TypeAlias
 import pyarrow as pa
 
 from strandline.errors import JobFailed
-from strandline.log.read.planning import pack
+from strandline.log.read.planning import divided, pack
 from strandline.model.cursor import Span
 from strandline.spark.executor_pool import ExecutorPool
 from strandline.spark.failures import UserFailures, rerun_if_lost
-from strandline.spark.pipelines.shuffle import ShuffleJob, observed_reports, spans_per_reader
+from strandline.spark.pipelines.shuffle import ShuffleJob, observed_reports
 from strandline.spark.pipelines.transform import FrameTransform
 from strandline.spark.task_payload import check_version
 from strandline.tables.files.part import TablePart
@@ -103,7 +103,7 @@ class SparkWorkers:
         return done
 
     def _shuffled(self, parts: Sequence[TablePart], spans: Sequence[Span], most: int | None) -> list[Written]:
-        groups = spans_per_reader(spans, self.tasks(spans))
+        groups = [group for group in divided(spans, max(1, self.tasks(spans))) if group]
         job = ShuffleJob(self._spark, parts, groups, partial(check_version, version("strandline")), most)
         if self._transform is None or self._columns is None:
             return _reports(job.answers())

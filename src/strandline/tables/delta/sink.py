@@ -91,8 +91,9 @@ class DeltaSink(FileTableSink):
         super().__init__(table, shape, value, storable, letters_of, max_bad_share)
         self._orphans = OrphanSweeper(table)
 
-    def _begun(self, since: Cursor, upto: Cursor, tasks: int) -> FileTransaction | None:
-        begun = super()._begun(since, upto, tasks)
+    def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> FileTransaction | None:
+        """Prove the table and plan the parts of a range; orphans of failed jobs go now and then."""
+        begun = super().begin(since=since, upto=upto, tasks=tasks)
         if begun is not None:
             self._orphans.remove_in_time(begun.version.number + 1)
         return begun

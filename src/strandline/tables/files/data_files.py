@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import pyarrow.types as pt
 
 from strandline.errors import CorruptData, NotFound, TransientStorageError
 from strandline.storage.disk import Disk, make_own_folder
@@ -77,7 +78,7 @@ def write_file(files: TableFiles, name: str, rows: pa.Table) -> DataFile:
         compression="zstd",
         compression_level=1,
         # Opaque values do not repeat: a dictionary takes twice the time and gives larger files.
-        use_dictionary=[one.name for one in rows.schema if _repeats(one.type)],
+        use_dictionary=[one.name for one in rows.schema if pt.is_string(one.type) or pt.is_large_string(one.type)],
         write_statistics=[one.name for one in rows.schema if _has_statistics(one.type)],
         metadata_collector=found,
     )
@@ -86,20 +87,16 @@ def write_file(files: TableFiles, name: str, rows: pa.Table) -> DataFile:
     return DataFile(path, data.size, rows.num_rows, _statistics(rows, found[0]))
 
 
-def _repeats(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
 def _has_statistics(kind: pa.DataType) -> bool:
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    return bool(is_number or pa.types.is_string(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind))
+    is_number = pt.is_integer(kind) or pt.is_floating(kind)
+    return bool(is_number or pt.is_string(kind) or pt.is_timestamp(kind) or pt.is_date32(kind))
 
 
 def _needs_statistics(kind: pa.DataType) -> bool:
     """Whether a reader may expect bounds of the column, or of a field inside it."""
-    if pa.types.is_struct(kind):
+    if pt.is_struct(kind):
         return any(_needs_statistics(field.type) for field in kind)
-    return _has_statistics(kind) or bool(pa.types.is_decimal(kind))
+    return _has_statistics(kind) or bool(pt.is_decimal(kind))
 
 
 def _statistics(rows: pa.Table, metadata: Any) -> dict[str, ColumnStatistics]:
@@ -127,7 +124,7 @@ def _bounds(column: pa.ChunkedArray, metadata: Any, place: int | None) -> tuple[
     """Lowest and highest value by the file's own statistics; None if they are not exact, or unknown."""
     if place is None or not _has_statistics(column.type):
         return None
-    if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column), skip_nulls=True).as_py():
+    if pt.is_floating(column.type) and not pc.all(pc.is_finite(column), skip_nulls=True).as_py():
         return None
     groups = [metadata.row_group(i).column(place).statistics for i in range(metadata.num_row_groups)]
     known = [group for group in groups if group is not None and group.has_min_max]
@@ -137,6 +134,6 @@ def _bounds(column: pa.ChunkedArray, metadata: Any, place: int | None) -> tuple[
         low, high = min(group.min for group in known), max(group.max for group in known)
     except (OverflowError, ValueError):  # a time that Python does not have
         return None
-    if pa.types.is_string(column.type) and len(high) > _LONGEST_TEXT:
+    if pt.is_string(column.type) and len(high) > _LONGEST_TEXT:
         high = high[:_LONGEST_TEXT] + "\U0010ffff"  # not below any text that begins so
-    return (low[:_LONGEST_TEXT], high) if pa.types.is_string(column.type) else (low, high)
+    return (low[:_LONGEST_TEXT], high) if pt.is_string(column.type) else (low, high)

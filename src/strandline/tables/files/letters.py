@@ -97,23 +97,20 @@ class LetterBox:
         part, known = parts[0], parts[0].known_letters
         again = {letter for one in written for letter in one.bad_again}
         outdated = frozenset(one for one in known or () if part.floor <= one[0] < upto.next and one not in again)
+        if not outdated:
+            return
+        letters, job = self.letters_of(table_id), job_in(table_id, part.job)
         try:
-            if outdated:
-                self._discard(outdated, part.address, job_in(table_id, part.job), upto)
+            version = letters.open()
+            at = None if version is None else letters.letters_upto(version, upto.log_id)
+            if version is not None and at is not None:  # those that a later job has stored stay
+                paths = [path for path in letters.sizes(version) if not is_for_later(path, job)]
+                take_out(letters, version, paths, part.address, at, partial(are_among, chosen=outdated))
         except StrandlineError as error:
             _LOGGER.warning(
                 "Dead letters of %s stay, though their records have rows, or the log has lost them: %s",
                 *(part.address, error),
             )
-
-    def _discard(self, outdated: frozenset[LetterId], address: str, job: str, upto: Cursor) -> None:
-        """Remove these letters, apart from those that a later job has stored."""
-        letters = self.letters_of(job.partition("-")[2])
-        version = letters.open()
-        at = None if version is None else letters.letters_upto(version, upto.log_id)
-        if version is not None and at is not None:
-            paths = [path for path in letters.sizes(version) if not is_for_later(path, job)]
-            take_out(letters, version, paths, address, at, partial(are_among, chosen=outdated))
 
 
 def take_out(

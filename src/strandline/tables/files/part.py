@@ -25,7 +25,7 @@ from strandline.tables.files.layout import (
 )
 from strandline.tables.rows.bad_records import first_bad, letter_ids, refused
 from strandline.tables.rows.hashing import HASH_BITS, key_hashes
-from strandline.tables.rows.kinds import ColumnNames, KeyRewind, in_offset_order, merge_history, merge_latest
+from strandline.tables.rows.kinds import ColumnNames, KeyRewind, in_offset_order, merged_rows
 from strandline.tables.rows.shape import BAD_SCHEMA, LETTER_SCHEMA, ShapedRows, TableShape, TransformedElsewhere
 from strandline.tables.written import DataFile, LetterId, Takes, Written
 from strandline.values.codecs.arrow import TableArrow
@@ -144,10 +144,10 @@ class TablePart:
             count += table.num_rows
             size += table.nbytes
             if self.share is None and (count >= FILE_ROWS or size >= FILE_BYTES):
-                added += self._appended(taken)
+                added += self.appended(taken)
                 taken, count, size = [], 0, 0
         if self.share is None:
-            return [*added, *self._appended(taken)], [], rows
+            return [*added, *self.appended(taken)], [], rows
         added, removed = self.merged(taken)
         return added, removed, rows
 
@@ -204,14 +204,12 @@ class TablePart:
                 heads[head] = min(offset, heads.get(head, offset))
         return tuple((offset, head) for head, offset in heads.items())
 
-    def appended(self, rows: pa.Table) -> list[DataFile]:
-        """Write files of changes that a table of all changes lacks."""
-        return list(self._appended([rows]))
-
-    def _appended(self, tables: list[pa.Table]) -> Iterator[DataFile]:
-        rows = pa.concat_tables(tables) if tables else None
-        if rows is not None and rows.num_rows:
-            yield write_file(self.files, f"part-{self._unique()}.parquet", in_schema(rows, self.schema))
+    def appended(self, tables: list[pa.Table]) -> list[DataFile]:
+        """Write a file of changes that a table of all changes lacks; none without rows."""
+        if not sum(table.num_rows for table in tables):
+            return []
+        rows = in_schema(pa.concat_tables(tables), self.schema)
+        return [write_file(self.files, f"part-{self._unique()}.parquet", rows)]
 
     def merged(self, tables: list[pa.Table]) -> tuple[list[DataFile], list[str]]:
         """Merge the changes into the files that hold their keys; returns new files, and those that they replace.
@@ -240,21 +238,18 @@ class TablePart:
 
     def _merged_into(self, files: Sequence[KeptFile], covered: HashRange, changes: pa.Table) -> Iterator[DataFile]:
         """Write the files of a range again, with its changes. No old row stays in memory while they are written."""
-        names, schema = self.shape.names, self.schema
-        if self.shape.kind == "latest":
-            yield from self._split("keys", covered, merge_latest(self._kept(files, covered), changes, names, schema))
-            return
-        current, closed = merge_history(self._kept(files, covered), changes, names, schema)
-        yield from self._split("keys", covered, current)
-        yield from self._split("closed", covered, closed)
+        shape = self.shape
+        merged = merged_rows(shape.kind, self._kept(files, covered), changes, shape.names, self.schema)
+        for role, rows in merged.items():
+            yield from self._split(role, covered, rows)
 
     def _kept(self, files: Sequence[KeptFile], covered: HashRange) -> pa.Table:
-        rows = pa.concat_tables([self.schema.empty_table(), *[self._kept_rows(file, covered) for file in files]])
-        return rows if self.rewind is None else self.rewind.history(rows, self.shape.names, self.schema)
-
-    def _kept_rows(self, file: KeptFile, covered: HashRange) -> pa.Table:
-        rows = in_schema(self.files.read(file.path), self.schema)
-        return rows if covered.contains(range_of(file.path)) else covered.rows_of(rows, self.shape.names.key)
+        names, kept = self.shape.names, [self.schema.empty_table()]
+        for file in files:
+            rows = in_schema(self.files.read(file.path), self.schema)
+            kept.append(rows if covered.contains(range_of(file.path)) else covered.rows_of(rows, names.key))
+        whole = pa.concat_tables(kept)
+        return whole if self.rewind is None else self.rewind.history(whole, names, self.schema)
 
     def _split(self, role: str, covered: HashRange, rows: pa.Table) -> Iterator[DataFile]:
         if not rows.num_rows:

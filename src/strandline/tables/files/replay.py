@@ -75,7 +75,7 @@ class ReplayedFiles:
     def _commit(self, changes: LetterChanges, version: TableVersion) -> None:
         part = TablePart(self.shape, version.columns, version.files, str(CHANCE.uuid()))
         if not self.shape.is_keyed:
-            added, removed = part.appended(changes.rows), list[str]()
+            added, removed = part.appended([changes.rows]), list[str]()
         else:
             sizes = self.table.sizes(version).items()
             old = tuple(KeptFile(path, size, is_shared=False) for path, size in sizes)

@@ -140,23 +140,20 @@ class FileTableSink(MaintainedTable):
     def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> FileTransaction | None:
         """Prove the table and plan the parts of a range; see :class:`~strandline.tables.apply.TableSink`."""
         with self._followed.looked_at_again(since.log_id):
-            return self._begun(since, upto, tasks)
-
-    def _begun(self, since: Cursor, upto: Cursor, tasks: int) -> FileTransaction | None:
-        self._refresh()
-        # One version for the check and the commit: a commit of another writer in between makes this one fail.
-        version = self._followed.begin(since)
-        claim = self._claimed(since.log_id, version.found)
-        if is_applied(since=since, upto=upto, at=version.at):
-            if version.at is not None and claim.is_disputed(version.at.next):
-                self._followed.commit(version, (), (), version.at, holder=claim.own)
-                claim.hold(claim.own)
-            return None
-        self._followed.refuse_lost_transform(version)
-        version = self._followed.evolved(version)
-        letters = self._opened_letters(version, since)
-        floor = max(since.next, 0 if version.at is None else version.at.next)
-        parts = tuple(replace(one, grows=True) for one in self._parts(version, floor, letters, tasks))
+            self._refresh()
+            # One version for the check and the commit: a commit of another writer in between makes this one fail.
+            version = self._followed.begin(since)
+            claim = self._claimed(since.log_id, version.found)
+            if is_applied(since=since, upto=upto, at=version.at):
+                if version.at is not None and claim.is_disputed(version.at.next):
+                    self._followed.commit(version, (), (), version.at, holder=claim.own)
+                    claim.hold(claim.own)
+                return None
+            self._followed.refuse_lost_transform(version)
+            version = self._followed.evolved(version)
+            letters = self._opened_letters(version, since)
+            floor = max(since.next, 0 if version.at is None else version.at.next)
+            parts = tuple(replace(one, grows=True) for one in self._parts(version, floor, letters, tasks))
         return FileTransaction(
             *(self._followed, version, since, upto, parts, claim, letters, self._bad_share, self._take_columns)
         )

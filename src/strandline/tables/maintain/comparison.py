@@ -19,7 +19,7 @@ from strandline.tables.files.data_files import TableFiles
 from strandline.tables.files.layout import FEW_SHARES, WHOLE, HashRange, range_of, shares
 from strandline.tables.files.part import as_tables, changes_schema, in_schema, narrowed
 from strandline.tables.rows.hashing import key_hashes
-from strandline.tables.rows.kinds import in_offset_order, merge_history, merge_latest, taken_rows
+from strandline.tables.rows.kinds import in_offset_order, merged_rows, taken_rows
 from strandline.tables.rows.shape import ShapedRows, TableShape
 
 FIRST_DIFFERENCES: Final = 10
@@ -165,9 +165,7 @@ def _merged(shape: TableShape, schema: pa.Schema, rows: pa.Table, changes: list[
     if shape.kind == "append" or not changes:
         return pa.concat_tables([rows, *changes])
     ordered = in_offset_order(changes, shape.names)
-    if shape.kind == "latest":
-        return merge_latest(rows, ordered, shape.names, schema)
-    return pa.concat_tables(merge_history(rows, ordered, shape.names, schema))
+    return pa.concat_tables(merged_rows(shape.kind, rows, ordered, shape.names, schema).values())
 
 
 def differences(expected: pa.Table, found: pa.Table) -> RowDifferences:

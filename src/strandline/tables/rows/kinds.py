@@ -216,6 +216,16 @@ def merge_history(old: pa.Table, changes: pa.Table, names: ColumnNames, schema: 
     return kept_rows(rest, is_current), closed
 
 
+def merged_rows(
+    kind: Kind, old: pa.Table, changes: pa.Table, names: ColumnNames, schema: pa.Schema
+) -> dict[str, pa.Table]:
+    """The rows of a keyed table after some changes, by what may happen to them: ``closed`` ones never change again."""
+    if kind == "latest":
+        return {"keys": merge_latest(old, changes, names, schema)}
+    current, closed = merge_history(old, changes, names, schema)
+    return {"keys": current, "closed": closed}
+
+
 def _version_column(name: str, names: ColumnNames, changes: pa.Table, following: pa.Array) -> pa.ChunkedArray:
     since, began, until, ended = names.valid
     if name == since:
