@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from strandline.log.read.decoded_sizes import DecodedSizes
 from strandline.log.read.planning import cursor_after, divided
 from strandline.log.read.reading import AHEAD_BYTES, fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Span
-from strandline.storage.task_pool import TaskPool, ThreadPool
+from strandline.storage.task_pool import TaskPool
 from strandline.tables.maintain.range_pin import RebuildPin
 from strandline.tables.written import Written
 
@@ -111,17 +111,16 @@ class Rebuild:
     """The range of a log that becomes all rows of a table, and what writes and verifies them."""
 
     log: Log
-    upto: int | None = None
+    upto: int | None
     """None: the end of the log when the range is planned."""
-    start: Cursor | None = None
+    start: Cursor | None
     """None: where the table began."""
-    workers: Workers | None = None
-    """None: this process writes the rows."""
-    pool: TaskPool = field(default_factory=ThreadPool)
+    workers: Workers
+    pool: TaskPool
     """Compares the new rows with the log before they replace the old ones."""
-    is_verified: bool = True
+    is_verified: bool
     """Whether they are compared."""
-    pin: RebuildPin | None = None
+    pin: RebuildPin
     """Keeps the range in the log until the rows are committed, and what comes behind it for the follower."""
 
     def planned(self, began: int) -> tuple[Cursor, Sequence[Span], Cursor]:
@@ -138,14 +137,12 @@ class Rebuild:
                 f"A table that begins at offset {beginning.next} cannot be built up to offset {upto}: name an "
                 "earlier start, or a later end."
             )
-        if self.pin is not None:
-            self.pin.hold(beginning)  # before it is planned: from here on nothing of it is trimmed
+        self.pin.hold(beginning)  # before it is planned: from here on nothing of it is trimmed
         spans = self.log.plan(beginning, Limit(upto=upto))
         end = cursor_after(beginning, spans[-1]) if spans else beginning
         if end.next != upto:
             raise NotReady(
                 f"The log ends at offset {end.next}, before {upto}: name an earlier end, or try again later."
             )
-        if self.pin is not None:
-            self.pin.hold_behind(end)
+        self.pin.hold_behind(end)
         return beginning, spans, end

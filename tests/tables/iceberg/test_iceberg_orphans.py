@@ -13,7 +13,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 import strandline as sl
 from strandline.storage.clock import CLOCK
 from strandline.storage.env import Env
-from strandline.tables.iceberg import orphans
+from strandline.tables.iceberg import vacuum
 from strandline.testing.clock import ManualClock
 from tests.cases import some
 
@@ -286,15 +286,15 @@ def test_a_file_that_another_vacuum_removes_meanwhile_is_no_error(
     place.follow()
     place.age()
     others: list[int] = []
-    listed = orphans._listed
+    listed = vacuum._listed
 
     def list_then_vacuum(table: Any) -> Any:
         found = list(listed(table))
-        monkeypatch.setattr(orphans, "_listed", listed)
+        monkeypatch.setattr(vacuum, "_listed", listed)
         others.append(sl.tables.vacuum(place.sink()))
         return found
 
-    monkeypatch.setattr(orphans, "_listed", list_then_vacuum)
+    monkeypatch.setattr(vacuum, "_listed", list_then_vacuum)
     assert sl.tables.vacuum(place.sink()) == 0
     assert others == [len(names(written))]
     place.check()

@@ -156,38 +156,20 @@ def shares(tasks: int) -> list[HashRange]:
     return [HashRange(depth, prefix) for prefix in range(1 << depth)]
 
 
-def shares_of(tasks: int, sizes: Iterable[tuple[str, int]]) -> list[HashRange]:
-    """Ranges for about ``tasks`` workers of a table with these files (path and size); for fewer if it is small.
+def shares_of(tasks: int, size: int) -> list[HashRange]:
+    """Ranges for about ``tasks`` workers of a table with so many bytes; for fewer if it is small.
 
-    >>> len(shares_of(200, [])), len(shares_of(200, [("a", 1 << 40)])), len(shares_of(2, []))
+    >>> len(shares_of(200, 0)), len(shares_of(200, 1 << 40)), len(shares_of(2, 0))
     (8, 256, 2)
     """
-    return shares(min(tasks, max(FEW_SHARES, sum(size for _, size in sizes) // SHARE_BYTES)))
+    return shares(min(tasks, max(FEW_SHARES, size // SHARE_BYTES)))
 
 
-@dataclass(frozen=True, slots=True)
-class KeptFile:
-    """A file of a table that a worker may have to write again."""
-
-    path: str
-    size: int
-    is_shared: bool
-    """Whether it reaches beyond the worker's range: each of its workers then writes its own rows of it again."""
-
-
-def files_in(share: HashRange, paths: Iterable[tuple[str, int]]) -> Iterator[KeptFile]:
-    """The files (path and size) with rows that belong to a worker's range."""
-    for path, size in paths:
-        covered = range_of(path)
-        if not is_closed(path) and covered.overlaps(share):
-            yield KeptFile(path, size, is_shared=not share.contains(covered))
-
-
-def groups(old: Iterable[KeptFile], share: HashRange) -> Iterator[tuple[HashRange, list[KeptFile]]]:
+def groups(old: Iterable[str], share: HashRange) -> Iterator[tuple[HashRange, list[str]]]:
     """Disjoint ranges that together are the share, each with its files: a range is as wide as its widest file."""
-    groups: dict[HashRange, list[KeptFile]] = {}
-    for file in sorted(old, key=lambda file: range_of(file.path).depth):
-        covered = range_of(file.path)
+    groups: dict[HashRange, list[str]] = {}
+    for file in sorted(old, key=lambda path: range_of(path).depth):
+        covered = range_of(file)
         covered = share if covered.contains(share) else covered
         home = next((group for group in groups if group.contains(covered)), covered)
         groups.setdefault(home, []).append(file)

@@ -18,7 +18,6 @@ from strandline.tables.files.layout import (
     MAX_DEPTH,
     WHOLE,
     HashRange,
-    KeptFile,
     file_name,
     groups,
     range_of,
@@ -78,7 +77,8 @@ class TablePart:
     """Part of the names of all files that are written for one transaction."""
     floor: int = 0
     share: HashRange | None = None
-    old: tuple[KeptFile, ...] = ()
+    old: tuple[str, ...] = ()
+    """Files that may have to be written again; one beyond the share is by each of its workers, with its own rows."""
     dead: TableFiles | None = None
     known_letters: frozenset[LetterId] | None = None
     """Letters that are stored already."""
@@ -231,23 +231,23 @@ class TablePart:
             )
         for covered, files in groups(self.old, share):
             mine = changes.filter(pa.array(covered.mask(hashes)))
-            if mine.num_rows or any(file.is_shared for file in files):
+            if mine.num_rows or not all(share.contains(range_of(path)) for path in files):
                 added += self._merged_into(files, covered, mine)
-                removed += [file.path for file in files]
+                removed += files
         return added, removed
 
-    def _merged_into(self, files: Sequence[KeptFile], covered: HashRange, changes: pa.Table) -> Iterator[DataFile]:
+    def _merged_into(self, files: Sequence[str], covered: HashRange, changes: pa.Table) -> Iterator[DataFile]:
         """Write the files of a range again, with its changes. No old row stays in memory while they are written."""
         shape = self.shape
         merged = merged_rows(shape.kind, self._kept(files, covered), changes, shape.names, self.schema)
         for role, rows in merged.items():
             yield from self._split(role, covered, rows)
 
-    def _kept(self, files: Sequence[KeptFile], covered: HashRange) -> pa.Table:
+    def _kept(self, files: Sequence[str], covered: HashRange) -> pa.Table:
         names, kept = self.shape.names, [self.schema.empty_table()]
-        for file in files:
-            rows = in_schema(self.files.read(file.path), self.schema)
-            kept.append(rows if covered.contains(range_of(file.path)) else covered.rows_of(rows, names.key))
+        for path in files:
+            rows = in_schema(self.files.read(path), self.schema)
+            kept.append(rows if covered.contains(range_of(path)) else covered.rows_of(rows, names.key))
         whole = pa.concat_tables(kept)
         return whole if self.rewind is None else self.rewind.history(whole, names, self.schema)
 

@@ -66,11 +66,6 @@ def told_rebuild(start: int, upto: Cursor) -> str:
     return f"all rows built again from offset {start} up to {upto.next}"
 
 
-def told_move(former: Cursor, to: Cursor) -> str:
-    """A move to another log, for the table's history."""
-    return f"follows log {to.log_id} instead of {former.log_id}, from offset {to.next} on"
-
-
 def warn_of_change(change: Evolution, where: str) -> None:
     """Log the columns that a commit changes."""
     _LOGGER.warning(

@@ -14,12 +14,11 @@ from strandline.errors import InvalidInput
 from strandline.model.cursor import Cursor
 from strandline.storage.clock import CHANCE
 from strandline.tables.files.followed import FollowedTable, LettersOf, TableVersion
-from strandline.tables.files.layout import WHOLE, KeptFile, is_for_later, job_name
+from strandline.tables.files.layout import WHOLE, is_for_later, job_name
 from strandline.tables.files.letters import IsDone, is_of, stored_letters, take_out
 from strandline.tables.files.part import TablePart, in_schema
 from strandline.tables.maintain.contract import no_table
 from strandline.tables.maintain.replay import LetterChanges, pairs_of
-from strandline.tables.rows.kinds import KeyRewind
 from strandline.tables.rows.shape import LETTER_SCHEMA, TableShape
 
 
@@ -77,10 +76,9 @@ class ReplayedFiles:
         if not self.shape.is_keyed:
             added, removed = part.appended([changes.rows]), list[str]()
         else:
-            sizes = self.table.sizes(version).items()
-            old = tuple(KeptFile(path, size, is_shared=False) for path, size in sizes)
-            rewind = KeyRewind(changes.since, changes.keys) if self.shape.kind == "history" else None
-            added, removed = replace(part, share=WHOLE, old=old, rewind=rewind).merged([changes.rows])
+            rewind = changes.rewind if self.shape.kind == "history" else None
+            part = replace(part, share=WHOLE, old=tuple(self.table.sizes(version)), rewind=rewind)
+            added, removed = part.merged([changes.rows])
         if added or removed:
             self.table.commit(version, added, removed, self.cursor)
 

@@ -23,10 +23,10 @@ from strandline.storage.task_pool import TaskPool
 from strandline.tables.apply import apply_records
 from strandline.tables.claim import TableClaim
 from strandline.tables.files.followed import FollowedTable, LettersOf, OwnCommit, TableVersion
-from strandline.tables.files.layout import files_in, shares_of
+from strandline.tables.files.layout import is_closed, range_of, shares_of
 from strandline.tables.files.letters import LetterBox
 from strandline.tables.files.part import TablePart, in_schema
-from strandline.tables.files.recorded import MODE_KEY, told_move
+from strandline.tables.files.recorded import MODE_KEY
 from strandline.tables.files.replay import ReplayedFiles, replayed_files
 from strandline.tables.files.transaction import FileTransaction
 from strandline.tables.maintain.comparison import RowDifferences, ShareTask, compared_shares, share_tasks
@@ -43,7 +43,7 @@ from strandline.tables.maintain.replay import LetterReplay, Replayed, repeated
 from strandline.tables.rows.kinds import KINDS
 from strandline.tables.rows.logged import Value
 from strandline.tables.rows.shape import TableShape
-from strandline.tables.work import IN_PROCESS, Rebuild
+from strandline.tables.work import Rebuild
 from strandline.tables.written import Written, check_coverage
 from strandline.values.codecs.arrow import Kept, TableArrow
 
@@ -172,9 +172,10 @@ class FileTableSink(MaintainedTable):
         if not self._shape.is_keyed:
             yield from [part] * max(1, tasks)
             return
-        sizes = self._followed.sizes(version).items()
-        for share in shares_of(tasks, sizes):
-            yield replace(part, share=share, old=tuple(files_in(share, sizes)))
+        sizes = self._followed.sizes(version)
+        for share in shares_of(tasks, sum(sizes.values())):
+            old = (path for path in sizes if not is_closed(path) and range_of(path).overlaps(share))
+            yield replace(part, share=share, old=tuple(old))
 
     def _opened_letters(self, version: TableVersion, since: Cursor) -> LetterBox | None:
         return None if self._letters is None else LetterBox.opened(self._letters, since, version, self._followed)
@@ -241,7 +242,7 @@ class FileTableSink(MaintainedTable):
         self._followed.known.pop(log_id, None)
         version = self._followed.evolved(version, is_rebuilt=True)
         letters = self._opened_letters(version, upto.at(start))
-        tasks = (job.workers or IN_PROCESS).tasks(spans)
+        tasks = job.workers.tasks(spans)
         parts = tuple(replace(part, old=(), known_letters=None) for part in self._parts(version, 0, letters, tasks))
         written = written_again(job, parts, spans, range(start, upto.next), self.where)
         check_coverage(written, parts[0].takes, len(parts), start, upto.next)
@@ -304,7 +305,8 @@ class FileTableSink(MaintainedTable):
         version = self._existing(is_moved=True)
         refuse_moved_on(former, self._followed.last_commit(version, former.log_id).cursor, self.where)
         self._refuse_letters(former)
-        self._followed.accept(version, to, told_move(former, to))
+        told = f"follows log {to.log_id} instead of {former.log_id}, from offset {to.next} on"
+        self._followed.accept(version, to, told)
         self._forget(former.log_id)
 
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:

@@ -28,7 +28,7 @@ def rebuild_table(
     start: Start | None,
     upto: int | None,
     slot: str | None = None,
-    workers: Workers | None = None,
+    workers: Workers = IN_PROCESS,
     pool: TaskPool | None = None,
     is_verified: bool,
 ) -> Cursor:
@@ -36,7 +36,7 @@ def rebuild_table(
 
     See :func:`~strandline.tables.maintain.operations.rebuild`.
     """
-    if workers is not None and not isinstance(sink, TableSink):
+    if workers is not IN_PROCESS and not isinstance(sink, TableSink):
         raise Unsupported(f"The table {sink.where} is written in one transaction: build it again without Spark.")
     sink.meet(log)
     beginning = None if start is None else cursor_of(log, start)
@@ -65,10 +65,9 @@ def written_again(
 
     They write again if records moved to the cold tier since they were planned.
     """
-    workers = job.workers or IN_PROCESS
     for _ in range(MOVES):
         try:
-            done = workers.run(parts, spans, f"rebuild of offsets {held.start:,} to {held.stop:,}")
+            done = job.workers.run(parts, spans, f"rebuild of offsets {held.start:,} to {held.stop:,}")
             break
         except NotFound:
             moved = spans_between(job.log, held.start, held.stop)  # CursorExpired if they were trimmed

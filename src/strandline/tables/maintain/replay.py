@@ -21,6 +21,7 @@ from strandline.log.read.erased_records import same_unless_erased
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.records import READ_SCHEMA
 from strandline.tables.rows.bad_records import first_bad
+from strandline.tables.rows.kinds import KeyRewind
 from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows, TableShape
 
 R = TypeVar("R")
@@ -51,10 +52,9 @@ class LetterChanges:
     """Changes of a table by a replay."""
 
     rows: pa.Table
-    """Rows that a table of all changes lacks; or all changes of ``keys`` since the offset ``since``, in order."""
-    keys: pa.Array
-    """None in a table of all changes."""
-    since: int = 0
+    """Rows that a table of all changes lacks; or all changes of some keys since an offset, in order."""
+    rewind: KeyRewind | None = None
+    """These keys and that offset."""
 
 
 class ReplayedTable(Protocol):
@@ -154,7 +154,7 @@ class LetterReplay:
         since = pc.min(changes.column(name)).as_py()
         has = [pa.array([], pa.int64()), *[pc.unique(one.column("offset")) for one in table.pairs(name, None, since)]]
         missing = changes.filter(pc.invert(pc.is_in(changes.column(name), value_set=pa.concat_arrays(has))))
-        return LetterChanges(missing, pa.nulls(0, pa.binary()))
+        return LetterChanges(missing)
 
     def _since(self, table: ReplayedTable, changes: pa.Table) -> LetterChanges:
         """All changes of the letters' keys since the first letter; ``InvalidInput`` if one has another key by now."""
@@ -171,7 +171,7 @@ class LetterReplay:
                 bad.append(pc.unique(shaped.bad.column("offset")))
                 found.append(shaped.rows.filter(pc.is_in(shaped.rows.column(names.key), value_set=keys)))
         self._refuse_other_keys(table, pa.concat_tables(given), pa.concat_arrays(bad), since)
-        return LetterChanges(pa.concat_tables(found, promote_options="default"), keys, since)
+        return LetterChanges(pa.concat_tables(found, promote_options="default"), KeyRewind(since, keys))
 
     def _refuse_other_keys(self, table: ReplayedTable, given: pa.Table, bad: pa.Array, since: int) -> None:
         """``InvalidInput`` if the table holds one of these records under a key that it is not given now."""

@@ -10,6 +10,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import Conflict, CorruptData
+from strandline.log.contract import Log
 from strandline.model.cursor import Cursor
 from strandline.storage.clock import CHANCE
 from strandline.tables.claim import replaced
@@ -24,49 +25,43 @@ from strandline.tables.sql.state import CursorRow, Expected
 from strandline.tables.work import Rebuild
 
 
-@dataclass(frozen=True, slots=True)
-class SqlRebuild:
-    """Replaces the rows of a locked table by those of the records from ``beginning`` up to ``end``."""
+def rebuilt_row(
+    transaction: SqlTransaction,
+    planner: ChangePlanner,
+    job: Rebuild,
+    held: CursorRow,
+    bounds: tuple[Cursor, Cursor],
+    where: str,
+) -> CursorRow:
+    """Replace the rows of a locked table, and its cursor row ``held``, by those of the records between two cursors."""
+    (beginning, end), row = bounds, held
+    transaction.clear()
+    if planner.has_dead_letters:
+        transaction.put_dead_letters(BAD_SCHEMA.empty_table(), removed_from=beginning.next)
+    at, bad, example = beginning.next, 0, ""
+    for records in record_ranges(job.log, beginning, end.next):
+        _check_offset(job.log, at, records.column("offset")[0].as_py())
+        at += records.num_rows
+        changes = planner.planned(records, row.schema, is_rebuilt=True)
+        transaction.stage(changes)
+        transaction.alter(changes)
+        transaction.merge(changes)
+        if changes.bad.num_rows:
+            transaction.put_dead_letters(changes.bad, removed_from=None)
+        bad, example = bad + changes.bad.num_rows, example or first_bad(changes.bad)
+        row = replace(row, schema=changes.schema)
+    _check_offset(job.log, at, end.next)
+    planner.bad_share.check(bad, at - beginning.next, example)
+    if job.is_verified:
+        read = partial(record_ranges, job.log, beginning, end.next)
+        expected = expected_pieces(planner, row.schema, read, transaction.size()[1])
+        check_rebuilt(transaction.compared(expected, row.schema), where)
+    return replace(row, cursor=end, start=beginning.next, epoch=held.epoch + 1, commit_id=str(CHANCE.uuid()))
 
-    transaction: SqlTransaction
-    planner: ChangePlanner
-    job: Rebuild
-    beginning: Cursor
-    end: Cursor
-    where: str
 
-    def run(self, found: CursorRow) -> CursorRow:
-        """The cursor row of the table with its new rows; ``found`` is the one that it has."""
-        self.transaction.clear()
-        if self.planner.has_dead_letters:
-            self.transaction.put_dead_letters(BAD_SCHEMA.empty_table(), removed_from=self.beginning.next)
-        row = self._filled(found)
-        if self.job.is_verified:
-            read = partial(record_ranges, self.job.log, self.beginning, self.end.next)
-            expected = expected_pieces(self.planner, row.schema, read, self.transaction.size()[1])
-            check_rebuilt(self.transaction.compared(expected, row.schema), self.where)
-        return replace(row, start=self.beginning.next, epoch=found.epoch + 1, commit_id=str(CHANCE.uuid()))
-
-    def _filled(self, row: CursorRow) -> CursorRow:
-        at, bad, example = self.beginning.next, 0, ""
-        for records in record_ranges(self.job.log, self.beginning, self.end.next):
-            self._check_offset(at, records.column("offset")[0].as_py())
-            at += records.num_rows
-            changes = self.planner.planned(records, row.schema, is_rebuilt=True)
-            self.transaction.stage(changes)
-            self.transaction.alter(changes)
-            self.transaction.merge(changes)
-            if changes.bad.num_rows:
-                self.transaction.put_dead_letters(changes.bad, removed_from=None)
-            bad, example = bad + changes.bad.num_rows, example or first_bad(changes.bad)
-            row = replace(row, schema=changes.schema)
-        self._check_offset(at, self.end.next)
-        self.planner.bad_share.check(bad, at - self.beginning.next, example)
-        return replace(row, cursor=self.end)
-
-    def _check_offset(self, at: int, found: int) -> None:
-        if found != at:
-            raise CorruptData(f"Offset {at} is missing in log {self.job.log.log_id}. Nothing was committed.")
+def _check_offset(log: Log, at: int, found: int) -> None:
+    if found != at:
+        raise CorruptData(f"Offset {at} is missing in log {log.log_id}. Nothing was committed.")
 
 
 @dataclass(slots=True)

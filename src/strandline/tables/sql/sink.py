@@ -41,7 +41,7 @@ from strandline.tables.rows.shape import TableShape, refuse_lost_transform
 from strandline.tables.sql.changes import ChangePlanner, TableChanges
 from strandline.tables.sql.database import Database, SqlTransaction
 from strandline.tables.sql.expected import expected_pieces, record_ranges
-from strandline.tables.sql.rewriting import SqlRebuild, replayed_sql
+from strandline.tables.sql.rewriting import rebuilt_row, replayed_sql
 from strandline.tables.sql.state import CursorRow, Expected, SeenTable
 from strandline.tables.work import Rebuild
 
@@ -255,7 +255,8 @@ class SqlSink(MaintainedTable):
             found = self._expected.existing(transaction.read_table(), job.log.log_id)
             beginning, _, end = job.planned(found.start)
             self._refresh()  # the codec of the last record, or a newer one
-            row = SqlRebuild(transaction, self._planner(found.schema), job, beginning, end, self.where).run(found)
+            planner = self._planner(found.schema)
+            row = rebuilt_row(transaction, planner, job, found, (beginning, end), self.where)
             if not transaction.store(row, found):
                 raise replaced(self.where)
             self._held = self._claim = None
