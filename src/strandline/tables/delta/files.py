@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from strandline.errors import TransientStorageError
 from strandline.model.addresses import split_address
-from strandline.storage.disk import DISK, Disk, is_linked
+from strandline.storage.disk import DISK, Disk, FolderRow, is_linked
 from strandline.tables.files.data_files import named_reading, put_locally
 from strandline.tables.files.paths import linked
 from strandline.tables.written import DataFile
@@ -93,15 +93,21 @@ class DeltaFiles:
             if is_linked(str(folder), path):
                 raise linked(path, self.url)
 
-    def present(self) -> set[str]:
-        """The paths of all files in the table's folder, and in folders within it."""
+    def listed(self, *, recursive: bool) -> list[FolderRow]:
+        """What is in the place of the table, which may be nothing; or all that is in its folder, also deeper."""
         from pyarrow.fs import FileSelector, FileType
 
         try:
-            found = self.handler().get_file_info_selector(FileSelector("", recursive=True))
+            found = self.handler().get_file_info_selector(
+                FileSelector("", allow_not_found=not recursive, recursive=recursive)
+            )
         except OSError as error:
             raise TransientStorageError(f"The files of the table {self.url} could not be listed: {error}") from error
-        return {one.path for one in found if one.type is FileType.File}
+        return [FolderRow(one.path, one.type is FileType.Directory) for one in found]
+
+    def present(self) -> set[str]:
+        """The paths of all files."""
+        return {row.name for row in self.listed(recursive=True) if not row.is_folder}
 
     def remove(self, path: str) -> None:
         """Remove a file that no version names; absent is fine."""

@@ -23,7 +23,7 @@ from strandline.log.folders import (
 )
 from strandline.model.addresses import split_address
 from strandline.snapshots.staging import files_below
-from strandline.storage.disk import FolderRow, is_linked
+from strandline.storage.disk import is_linked
 from strandline.tables.delta.files import DeltaFiles, table_folder
 from strandline.tables.files.layout import is_data_file
 
@@ -47,7 +47,7 @@ def check_place(files: DeltaFiles) -> None:
     if folder is not None:
         check_new(folder, FolderKind.DELTA_TABLE, disk=files.disk, is_leftover=is_data_file)
         return
-    rows = _listed(files)
+    rows = files.listed(recursive=False)
     tops = {row.name for row in rows}
     probed = {name: _first_bytes(files, files.url, name) for name in PROBED if name.partition("/")[0] in tops}
     firsts = {name: first for name, first in probed.items() if first is not None}
@@ -123,17 +123,6 @@ def _is_table(files: DeltaFiles, prefix: str) -> bool:
         raise
 
 
-def _listed(files: DeltaFiles) -> list[FolderRow]:
-    """The names directly below the table's prefix."""
-    from pyarrow.fs import FileSelector, FileType
-
-    try:
-        found = files.handler().get_file_info_selector(FileSelector("", allow_not_found=True))
-    except OSError as error:
-        raise _unknown(files.url, error) from error
-    return [FolderRow(one.path, one.type is FileType.Directory) for one in found]
-
-
 def _first_bytes(files: DeltaFiles, prefix: str, name: str) -> bytes | None:
     """First bytes of an object, by the table's storage options; None if there is none of that name."""
     try:
@@ -142,8 +131,4 @@ def _first_bytes(files: DeltaFiles, prefix: str, name: str) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise _unknown(prefix, error) from error
-
-
-def _unknown(place: str, error: Exception) -> TransientStorageError:
-    return TransientStorageError(f"It is unknown what is at {place}, and no table was created: {error}")
+        raise TransientStorageError(f"It is unknown what is at {prefix}, and no table was created: {error}") from error

@@ -249,21 +249,17 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
     def data_files(self, version: IcebergVersion) -> dict[str, Any]:
         """The data files of the table, by path."""
         found: dict[str, Any] = {}
-        snapshot = version.metadata.current_snapshot()
-        if snapshot is None:
-            return found
         with self.named_errors():
-            for manifest in snapshot.manifests(version.table.io):
-                for entry in manifest.fetch_manifest_entry(version.table.io, discard_deleted=True):
-                    if entry.data_file.content.value != 0:
-                        raise InvalidInput(
-                            f"Another writer deleted rows of the table {self.where} with delete files, and a "
-                            "follower that writes its data files again would bring the rows back: rewrite the data "
-                            "files with the tools of your catalog, or drop the table to build it again."
-                        )
-                    if not is_below(entry.data_file.file_path, version.files.location):
-                        raise outside(entry.data_file.file_path, self.where)
-                    found[entry.data_file.file_path] = entry.data_file
+            for file in listed_files(version.table, version.metadata.current_snapshot()):
+                if file.content.value != 0:
+                    raise InvalidInput(
+                        f"Another writer deleted rows of the table {self.where} with delete files, and a "
+                        "follower that writes its data files again would bring the rows back: rewrite the data "
+                        "files with the tools of your catalog, or drop the table to build it again."
+                    )
+                if not is_below(file.file_path, version.files.location):
+                    raise outside(file.file_path, self.where)
+                found[file.file_path] = file
         return found
 
     def damage(self, version: IcebergVersion) -> CorruptData | None:
@@ -274,11 +270,10 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
         """The error for a lost file of a snapshot, or one elsewhere; None if all are there."""
         try:
             with self.named_errors():
-                for manifest in () if snapshot is None else snapshot.manifests(table.io):
-                    for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
-                        path = str(entry.data_file.file_path)
-                        if not is_below(path, table.metadata.location) or not table.io.new_input(path).exists():
-                            return lost_file(path, self.where)
+                for file in listed_files(table, snapshot):
+                    path = str(file.file_path)
+                    if not is_below(path, table.metadata.location) or not table.io.new_input(path).exists():
+                        return lost_file(path, self.where)
         except CorruptData as error:
             return error
         return None
@@ -399,6 +394,14 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
             "('strandline table repair'), which goes back to the last snapshot whose files are all there, or drop "
             "the table to build it again."
         )
+
+
+def listed_files(table: Table, *snapshots: Snapshot | None) -> Iterator[Any]:
+    """The files of some snapshots, each once."""
+    manifests = {one.manifest_path: one for some in snapshots if some is not None for one in some.manifests(table.io)}
+    for manifest in manifests.values():
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+            yield entry.data_file
 
 
 def table_updates() -> Any:

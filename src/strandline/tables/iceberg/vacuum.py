@@ -21,7 +21,7 @@ from strandline.storage.disk import is_linked
 from strandline.tables.files.layout import job_name, version_in
 from strandline.tables.iceberg.files import location_path
 from strandline.tables.iceberg.history import ancestors, current_since
-from strandline.tables.iceberg.table import FollowedIceberg, IcebergVersion, table_updates
+from strandline.tables.iceberg.table import FollowedIceberg, IcebergVersion, listed_files, table_updates
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -66,7 +66,9 @@ def remove_orphans(table: Table, before: datetime) -> int:
             f"The folder of data files at {table.metadata.location} is a symbolic link, which may lead anywhere: "
             "nothing was removed. Replace it by a folder."
         )
-    reached, named = metadata.last_sequence_number, _named(table)
+    # Of all branches and tags. The names are unique.
+    named = {file.file_path.rpartition("/")[2] for file in listed_files(table, *table.snapshots())}
+    reached = metadata.last_sequence_number
     gone = 0
     for found in _listed(table):
         number = version_in(found.base_name)
@@ -82,13 +84,6 @@ def remove_orphans(table: Table, before: datetime) -> int:
 
 def _folder(table: Table) -> str:
     return f"{table.metadata.location.rstrip('/')}/data"
-
-
-def _named(table: Table) -> set[str]:
-    """The names of the files that any snapshot has, of all branches and tags. They are unique."""
-    manifests = {one.manifest_path: one for snapshot in table.snapshots() for one in snapshot.manifests(table.io)}
-    entries = (one.fetch_manifest_entry(table.io, discard_deleted=True) for one in manifests.values())
-    return {entry.data_file.file_path.rpartition("/")[2] for some in entries for entry in some}
 
 
 def _listed(table: Table) -> Iterator[Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,44 +12,9 @@ from strandline.errors import BadRecord
 from strandline.model.records import Op
 from strandline.tables.files.part import in_schema
 from strandline.tables.rows.bad_records import BadShare, first_bad, refused
-from strandline.tables.rows.kinds import RAW_LATEST, ColumnNames, merge_latest, newest_per_key, table_schema, taken_rows
+from strandline.tables.rows.kinds import RAW_LATEST, merge_latest, newest_per_key, table_schema, taken_rows
 from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows, TableShape, bad_records
-from strandline.tables.sql.columns import TypeOf
-
-
-@dataclass(frozen=True, slots=True)
-class TableChanges:
-    """Changes of a table by a range: rows to put, keys to delete, dead letters; and the columns afterwards."""
-
-    before: pa.Schema
-    """The columns that the table has."""
-    schema: pa.Schema
-    names: ColumnNames
-    bad: pa.Table
-    puts: pa.Table
-    key: str | None = None
-    """The column by which rows are replaced; None in a table of all changes."""
-    primary: str | None = None
-    """The column of a new table's primary key."""
-    deleted: pa.ChunkedArray | None = None
-    """The keys of rows that go; None: no row goes."""
-    marks: pa.Table | None = None
-    """Rows of the table that are marked as deleted: ``key``, ``offset`` and ``timestamp`` of the delete, and
-    ``purged``, which removes the values, too."""
-
-
-class ColumnRules(Protocol):
-    """Limits of a database: its types, and the columns and values that it cannot store."""
-
-    @property
-    def type_of(self) -> TypeOf:
-        """The type of a column."""
-
-    def unfit(self, rows: pa.Table, key: str | None) -> Iterator[tuple[pa.ChunkedArray, str]]:
-        """Rows that the database cannot store, as a mask, with the reason."""
-
-    def check_schema(self, schema: pa.Schema) -> None:
-        """``SchemaRefused`` for columns that the database cannot have."""
+from strandline.tables.sql.database import Database, TableChanges
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +22,7 @@ class ChangePlanner:
     """Plans the changes of ranges; pure."""
 
     shape: TableShape
-    database: ColumnRules
+    database: Database
     bad_share: BadShare
     has_dead_letters: bool
 

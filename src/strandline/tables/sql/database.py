@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -12,8 +13,8 @@ import pyarrow as pa
 from strandline.errors import InvalidInput
 from strandline.tables.maintain.comparison import FIRST_DIFFERENCES, RowDifferences
 from strandline.tables.maintain.replay import pairs_from
+from strandline.tables.rows.kinds import ColumnNames
 from strandline.tables.rows.shape import BAD_SCHEMA
-from strandline.tables.sql.changes import ColumnRules, TableChanges
 from strandline.tables.sql.columns import (
     DEAD_LETTERS,
     EXACT_TIME,
@@ -25,6 +26,27 @@ from strandline.tables.sql.columns import (
     storable_letters,
 )
 from strandline.tables.sql.state import COLUMNS, CursorRow, SeenColumn, SeenTable, decoded_row, encoded_columns
+
+
+@dataclass(frozen=True, slots=True)
+class TableChanges:
+    """Changes of a table by a range: rows to put, keys to delete, dead letters; and the columns afterwards."""
+
+    before: pa.Schema
+    """The columns that the table has."""
+    schema: pa.Schema
+    names: ColumnNames
+    bad: pa.Table
+    puts: pa.Table
+    key: str | None = None
+    """The column by which rows are replaced; None in a table of all changes."""
+    primary: str | None = None
+    """The column of a new table's primary key."""
+    deleted: pa.ChunkedArray | None = None
+    """The keys of rows that go; None: no row goes."""
+    marks: pa.Table | None = None
+    """Rows of the table that are marked as deleted: ``key``, ``offset`` and ``timestamp`` of the delete, and
+    ``purged``, which removes the values, too."""
 
 
 class SqlTransaction(ABC):
@@ -207,8 +229,18 @@ class SqlTransaction(ABC):
         return bool(done.rowcount == 1)
 
 
-class Database(ColumnRules, Protocol):
-    """A database with one followed table."""
+class Database(Protocol):
+    """A database with one followed table: its types, what it cannot store, and its transactions."""
+
+    @property
+    def type_of(self) -> TypeOf:
+        """The type of a column."""
+
+    def unfit(self, rows: pa.Table, key: str | None) -> Iterator[tuple[pa.ChunkedArray, str]]:
+        """Rows that the database cannot store, as a mask, with the reason."""
+
+    def check_schema(self, schema: pa.Schema) -> None:
+        """``SchemaRefused`` for columns that the database cannot have."""
 
     def read_table(self) -> SeenTable:
         """The table as it is now."""

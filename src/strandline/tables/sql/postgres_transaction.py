@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from strandline.errors import InvalidInput, MissingExtra
 from strandline.tables.maintain.comparison import RowDifferences
-from strandline.tables.sql.changes import TableChanges
 from strandline.tables.sql.columns import (
     CURSORS,
     DEAD_LETTERS,
@@ -18,7 +17,7 @@ from strandline.tables.sql.columns import (
     quoted,
 )
 from strandline.tables.sql.copy_format import copy_data
-from strandline.tables.sql.database import SqlTransaction
+from strandline.tables.sql.database import SqlTransaction, TableChanges
 from strandline.tables.sql.postgres_types import letter_type, postgres_type, server_cast, staged_column
 from strandline.tables.sql.state import SeenColumn
 

@@ -38,8 +38,8 @@ from strandline.tables.maintain.replay import LetterReplay
 from strandline.tables.rows.kinds import KINDS
 from strandline.tables.rows.logged import Value
 from strandline.tables.rows.shape import TableShape, refuse_lost_transform
-from strandline.tables.sql.changes import ChangePlanner, TableChanges
-from strandline.tables.sql.database import Database, SqlTransaction
+from strandline.tables.sql.changes import ChangePlanner
+from strandline.tables.sql.database import Database, SqlTransaction, TableChanges
 from strandline.tables.sql.expected import expected_pieces, record_ranges
 from strandline.tables.sql.rewriting import rebuilt_row, replayed_sql
 from strandline.tables.sql.state import CursorRow, Expected, SeenTable

@@ -14,7 +14,6 @@ import pyarrow.types as pt
 from strandline.errors import InvalidInput
 from strandline.storage.clock import CHANCE
 from strandline.tables.maintain.comparison import RowDifferences
-from strandline.tables.sql.changes import TableChanges
 from strandline.tables.sql.columns import (
     CURSORS,
     DEAD_LETTERS,
@@ -23,7 +22,7 @@ from strandline.tables.sql.columns import (
     quoted,
     refused,
 )
-from strandline.tables.sql.database import SqlTransaction
+from strandline.tables.sql.database import SqlTransaction, TableChanges
 from strandline.tables.sql.state import SeenColumn
 
 TIMES: Final = range(-1_096_193_779_200_000_000, 971_890_963_200_000_000)
