@@ -77,10 +77,7 @@ def security_of(access: NodeAccess) -> ClientSecurity | None:
 
 
 def access_options(log: SharedLog | Address, given: Mapping[str, str]) -> dict[str, str]:
-    """The options, with how Spark's planning process calls the nodes of a log that is open here.
-
-    Secrets have names that Spark leaves out of its plans and logs (``spark.redaction.regex``).
-    """
+    """The options, with how Spark's process calls the nodes of this log; secrets have names that Spark redacts."""
     given = with_redacted_names(given)
     security = log.security if isinstance(log, RemoteLog) else None
     if security is None or any(name in given for name in ("token", "tokenfile", "certfile")):

@@ -28,17 +28,11 @@ class TableSink(Sink, Protocol):
     """A sink whose writing can be spread over workers: ``apply`` is one transaction with one part, written here."""
 
     def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> FileTransaction | None:
-        """Prove that the table is the known one and at its cursor; plan at most ``tasks`` parts.
-
-        None if the table has the range already. Raises as ``apply`` does.
-        """
+        """Prove the table, and plan at most ``tasks`` parts; None if it has the range. Raises as ``apply`` does."""
 
 
 def apply_with(sink: TableSink, work: Work, *, since: Cursor, upto: Cursor, tasks: int) -> Sequence[Written]:
-    """Apply a range: begin, let workers write, commit; again if another job changed the table's files meanwhile.
-
-    Returns the reports of the workers; none if the table had the range already.
-    """
+    """Begin, let workers write, commit; again if another job changed files. Returns the reports, if it was needed."""
     for _ in range(_ATTEMPTS):
         try:
             transaction = sink.begin(since=since, upto=upto, tasks=tasks)

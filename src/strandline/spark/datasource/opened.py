@@ -193,10 +193,7 @@ def _released(hold: Hold) -> None:
 
 @contextmanager
 def trimmed_while_planned(url: str) -> Iterator[None]:
-    """``NotReady`` if a position is trimmed within the block, that was retained a moment ago.
-
-    On a retry the beginning is higher, or the offset is refused.
-    """
+    """``NotReady`` if a position is trimmed within the block: on a retry the beginning is higher, or it is refused."""
     try:
         yield
     except CursorExpired as error:

@@ -115,10 +115,7 @@ def _access(options: WriteOptions) -> dict[str, Any]:
 
 
 def forward(options: WriteOptions) -> None:
-    """Move everything from the outbox into the target, in order and once; then let the outbox delete it.
-
-    ``OutOfOrder`` if others move the same outbox all the time.
-    """
+    """Move everything from the outbox into the target once, in order; ``OutOfOrder`` if others do so all the time."""
     outbox, access = open_outbox(options), _access(options)
     for left in reversed(range(_TRIES)):
         try:

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 
 def cursor_at(position: Start, log: LogReading, bounds: Bounds) -> Cursor:
-    """The cursor of a position in a log with these bounds, which is asked for a time only.
-
-    Does not check whether the position is retained.
-    """
+    """The cursor of a position, retained or not, in a log with these bounds; the log is asked for a time only."""
     if isinstance(position, datetime):
         return Cursor(log.log_id, log.position_of(position))
     offset = position_of(position, log.log_id, bounds, lambda _: None)
@@ -31,10 +28,7 @@ def cursor_at(position: Start, log: LogReading, bounds: Bounds) -> Cursor:
 
 
 def resume_point(cursor: Cursor, log_id: UUID, bounds: Bounds, *, fail_on_data_loss: bool) -> tuple[Cursor, int]:
-    """Where a reader at this cursor may resume, and how many records it has to skip: they are no longer retained.
-
-    ``Diverged``; ``CursorExpired`` unless losses are accepted.
-    """
+    """Where a reader resumes, and how many records it skips; ``Diverged``, or ``CursorExpired`` if it may skip none."""
     try:
         check_cursor(cursor, Cursor(log_id, 0), bounds)
     except CursorExpired as error:

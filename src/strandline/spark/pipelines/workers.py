@@ -47,10 +47,7 @@ class SparkWorkers:
         columns: pa.Schema | None = None,
         reruns: bool = False,
     ) -> None:
-        """Work with a session, classic or Spark Connect. ``columns`` are those of the transform's rows.
-
-        ``reruns``: a job that lost its workers is run again here. A pipeline does that by itself, from its cursor.
-        """
+        """``columns``: of the transform's rows. ``reruns``: a job that lost its workers is run again here."""
         self._reruns = reruns
         self._spark = spark
         self._pool = ExecutorPool(spark)

@@ -50,10 +50,7 @@ class DeltaCommits(FollowedDelta):
     """A Delta table, and commits on versions of it whose state was proved."""
 
     def evolved(self, version: DeltaVersion, *, is_rebuilt: bool = False) -> DeltaVersion:
-        """The version with the columns that its values need now: a commit of its own, at the same cursor.
-
-        New columns are null in older rows. A column that becomes wider rewrites all files, in one commit.
-        """
+        """The columns change by a commit at the same cursor. Wider ones rewrite all files; new ones are null before."""
         change = None if version.is_new else version.needed_change(self.shape, is_rebuilt=is_rebuilt)
         if is_rebuilt:  # the columns change with the rows
             return replace(version, made=change.schema if change else version.columns, found=None)
@@ -126,10 +123,7 @@ class DeltaCommits(FollowedDelta):
         return replace(made, since=since)
 
     def remove_uncommitted(self, job: str) -> None:
-        """Remove the data files of a job whose table was never created; nothing can refer to them.
-
-        The folder stays: another follower may be creating the table in it at this moment.
-        """
+        """Remove the job's files. The folder stays: another follower may be creating the table in it just now."""
         folder = table_folder(self.url)
         if folder is None or self.open() is not None:
             return
@@ -284,9 +278,7 @@ class DeltaCommits(FollowedDelta):
             )
 
     def _properties(self, commit: OwnCommit, commit_id: str, start: int | None = None, told: str = "") -> Any:
-        """The cursor, and to which version of which table it belongs; unknown for a table being created.
-
-        ``told`` is what the history says of the commit.
+        """The cursor, to which version of which table it belongs (unknown for a new one), and a word for the history.
 
         No retries: the library would commit after any other commit without checking it, and a second creator
         would create the table again.

@@ -150,10 +150,7 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
             version.refuse_append_only("a rebuild replaces all rows")
 
     def refuse_another_log(self, version: DeltaVersion, log_id: UUID) -> None:
-        """``Diverged`` if the table follows another log, also if it was moved there: Delta keeps all transactions.
-
-        Dead letters may be those of several logs.
-        """
+        """``Diverged`` for another log's table, also a moved one: Delta keeps transactions. Letters may be of many."""
         if version.log not in (None, str(log_id)) and not isinstance(self.shape, DeadLetters):
             raise self.not_followed(log_id, version.log)
 

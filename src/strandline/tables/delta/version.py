@@ -78,17 +78,11 @@ class DeltaVersion(TableVersion):
 
     @property
     def log(self) -> str | None:
-        """The id of the log that the table follows; None for a table of another program.
-
-        Of dead letters: the one for which their table was created.
-        """
+        """The log that the table follows, or that of its first letters; None for a table of another program."""
         return self.properties.get(LOG_PROPERTY)
 
     def listed_files(self) -> dict[str, tuple[str, int]]:
-        """The data files: path to the path as the table's history has it, and size.
-
-        ``CorruptData`` if one is not within the table's folder.
-        """
+        """Path to its form in the history, and size; ``CorruptData`` for a file that is not within the folder."""
         if self.handle is None:
             return {}
         adds = pa.table(self.handle.get_add_actions(flatten=True))
@@ -111,10 +105,7 @@ class DeltaVersion(TableVersion):
             )
 
     def check_shape(self, shape: TableShape, *, is_rebuilt: bool = False) -> None:
-        """``InvalidInput``, ``Diverged`` or ``SchemaRefused`` if the table does not keep what its follower writes.
-
-        ``is_rebuilt``: all rows are written again.
-        """
+        """``InvalidInput``, ``Diverged`` or ``SchemaRefused`` if it does not keep what its follower writes."""
         url = self.store.url
         if MODE_KEY not in self.properties or LOG_PROPERTY not in self.properties:
             raise Diverged(f"The table {url} was replaced by another one at the same place. {REMEDY}")
@@ -139,10 +130,7 @@ class DeltaVersion(TableVersion):
             )
 
     def needed_change(self, shape: TableShape, *, is_rebuilt: bool = False) -> Evolution | None:
-        """The change that a typed table's columns need; None for a table without a codec, whose columns never change.
-
-        ``SchemaRefused`` if the values no longer fit into the table.
-        """
+        """The change of a typed table's columns, if any; ``SchemaRefused`` if the values no longer fit into it."""
         if not shape.is_typed:
             return None
         # Both as Delta has them: it knows fewer types than Arrow.

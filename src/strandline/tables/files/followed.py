@@ -84,10 +84,7 @@ V = TypeVar("V", bound=TableVersion)
 
 
 class FollowedTable(ABC, Generic[V]):
-    """One table, and what its format has for the sink: proof of the state of a version, and commits on exactly that.
-
-    A version is opened, and committed to at most once: ``Conflict`` if another commit was first.
-    """
+    """One table in its format: proof of a version, and one commit on exactly that, or ``Conflict`` if one was first."""
 
     def __init__(self, where: str, address: str, shape: TableShape, name: str, env: Env) -> None:
         self.where = where
@@ -114,10 +111,7 @@ class FollowedTable(ABC, Generic[V]):
 
     @abstractmethod
     def check_followed(self, version: V, log_id: UUID, *, is_rebuilt: bool = False) -> None:
-        """``Diverged`` for a table of another log, or of none; ``InvalidInput`` for one of another kind.
-
-        ``is_rebuilt``: all rows are written again.
-        """
+        """``Diverged`` unless it follows the log; ``InvalidInput`` for another kind. ``is_rebuilt``: rows are new."""
 
     @abstractmethod
     def refuse_another_log(self, version: V, log_id: UUID) -> None:
@@ -125,10 +119,7 @@ class FollowedTable(ABC, Generic[V]):
 
     @abstractmethod
     def proof(self, version: V, log_id: UUID, known: OwnCommit | None) -> OwnCommit:
-        """The sink's last commit in a table of its log, by the table's history; ``Diverged`` if rows changed since.
-
-        ``known``: the one that this object remembers, which ends the search.
-        """
+        """The sink's last commit by the table's history, or the ``known`` one; ``Diverged`` if rows changed since."""
 
     def is_older(self, found: OwnCommit, known: OwnCommit) -> bool:
         """Whether a commit is of an earlier state of its table than the known one."""
@@ -136,10 +127,7 @@ class FollowedTable(ABC, Generic[V]):
 
     @abstractmethod
     def make_durable(self, version: V, number: int, *, is_own: bool = False) -> None:
-        """Sync the files of a commit on a local disk: libraries do not, and a slot may follow its cursor.
-
-        ``is_own``: this process has just committed it, and the library's files get the rights of ours, too.
-        """
+        """Sync a commit on a local disk: libraries do not. ``is_own``: its files also get the rights of ours."""
 
     @abstractmethod
     def cursor_in(self, version: V, log_id: UUID) -> Cursor:
@@ -167,10 +155,7 @@ class FollowedTable(ABC, Generic[V]):
 
     @abstractmethod
     def evolved(self, version: V, *, is_rebuilt: bool = False) -> V:
-        """The version with the columns that its values need now; ``SchemaRefused`` if it cannot have them.
-
-        ``is_rebuilt``: its next commit replaces all rows.
-        """
+        """The version with the columns that values need now, or ``SchemaRefused``. ``is_rebuilt``: all rows are new."""
 
     def created(self, version: V, holder: str | None) -> V:
         """The version, whose table exists if this format has to create it before the first commit."""
@@ -195,10 +180,7 @@ class FollowedTable(ABC, Generic[V]):
 
     @abstractmethod
     def accept(self, version: V, at: Cursor, told: str = "") -> None:
-        """Commit that the table as it is has the state of a cursor, whose log it follows; ``Conflict`` as above.
-
-        ``told`` is what the history says of it.
-        """
+        """Commit that the table as it is has the state of a cursor, with a word for its history; or ``Conflict``."""
 
     @abstractmethod
     def restored(self, version: V, log_id: UUID, serves: Callable[[Cursor], bool]) -> bool:
@@ -209,10 +191,7 @@ class FollowedTable(ABC, Generic[V]):
 
     @abstractmethod
     def letters_upto(self, version: V, log_id: UUID) -> Cursor | None:
-        """The cursor that the letters' own table has here; None if it has stored none yet. Anybody may delete letters.
-
-        ``InvalidInput`` for a table that does not hold letters.
-        """
+        """The cursor among the letters; None if there is none. ``InvalidInput`` for a table without letters."""
 
     @abstractmethod
     def logs(self, version: V) -> set[str]:

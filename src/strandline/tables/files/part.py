@@ -122,19 +122,13 @@ class TablePart:
         return reader.report(added=tuple(added), removed=tuple(removed))
 
     def write_rows(self, tables: Iterable[pa.Table], *, number: int) -> Written:
-        """Write data files of shuffled rows of this part, in any order.
-
-        Rows of a transform are not counted: it may drop and add some.
-        """
+        """Write files of shuffled rows, in any order. Those of a transform are not counted: it may drop some."""
         added, removed, rows = self._stored(tables)
         counted = 0 if self.is_transformed else rows
         return Written(0, 0, 0, counted, tuple(added), tuple(removed), role="writer", number=number)
 
     def _stored(self, tables: Iterable[pa.Table]) -> tuple[list[DataFile], list[str], int]:
-        """Write rows: appended file by file, or merged into the files of the share.
-
-        Returns the new files, the replaced ones, and how many rows were given.
-        """
+        """Append or merge rows; returns the new files, the replaced ones, and how many rows were given."""
         added: list[DataFile] = []
         taken: list[pa.Table] = []
         rows = count = size = 0
@@ -212,10 +206,7 @@ class TablePart:
         return [write_file(self.files, f"part-{self._unique()}.parquet", rows)]
 
     def merged(self, tables: list[pa.Table]) -> tuple[list[DataFile], list[str]]:
-        """Merge the changes into the files that hold their keys; returns new files, and those that they replace.
-
-        Other files stay as they are.
-        """
+        """Merge changes into only those files that hold their keys; returns new files, and the replaced ones."""
         names = self.shape.names
         share = self.share or WHOLE
         changes = in_offset_order(tables, names) if tables else self.shape.changes_schema().empty_table()
@@ -291,10 +282,7 @@ class TablePart:
 
 @dataclass(slots=True)
 class PartReader:
-    """Turns records, in the order of their offsets, into rows, and counts what it was given.
-
-    By its count the driver detects missing and duplicate records.
-    """
+    """Turns records, in the order of their offsets, into rows; its counts show missing and duplicate records."""
 
     part: TablePart
     first: int = 0

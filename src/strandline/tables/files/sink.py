@@ -229,10 +229,7 @@ class FileTableSink(MaintainedTable):
         return share_tasks(self._shape, version.columns, version.files, paths, held, most)
 
     def rebuilt(self, job: Rebuild) -> Cursor:
-        """Replace all rows by those that workers write, in one commit with start and cursor.
-
-        See :func:`~strandline.tables.maintain.operations.rebuild`.
-        """
+        """Replace all rows in one commit; see :func:`~strandline.tables.maintain.operations.rebuild`."""
         version = self._existing()  # before the range is planned
         beginning, spans, upto = job.planned(self._followed.start_of(version))
         log_id, start = upto.log_id, beginning.next
@@ -310,10 +307,7 @@ class FileTableSink(MaintainedTable):
         self._forget(former.log_id)
 
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
-        """Commit the range with its cursor, exactly once; see :class:`~strandline.model.sink.Sink`.
-
-        Commits of other writers that changed no row, such as an OPTIMIZE, are allowed.
-        """
+        """Commit the range exactly once, also beside commits that change no row; see ``strandline.model.sink``."""
         apply_records(self, records, since=since, upto=upto)
 
     def decoded_schema(self) -> pa.Schema:

@@ -18,10 +18,7 @@ from strandline.tables.written import Written, check_coverage
 
 @dataclass(slots=True)
 class FileTransaction:
-    """Workers write its parts, then one commit makes them visible, on the version on which the table was proved.
-
-    A new table is created by the commit, so that a refused range leaves none behind.
-    """
+    """Workers write its parts; one commit on the proved version shows them, and creates a new table not earlier."""
 
     followed: FollowedTable[Any]
     version: TableVersion

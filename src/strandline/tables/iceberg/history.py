@@ -59,10 +59,7 @@ def summary_of(snapshot: Snapshot) -> Mapping[str, str]:
 
 
 def start_in(metadata: TableMetadata) -> int:
-    """The offset at which a table's rows begin: by the newest snapshot that has it, else by the table's properties.
-
-    So a table that goes back to a snapshot before a rebuild has its former start again.
-    """
+    """The offset at which rows begin: that of the newest snapshot that has it, so that a rollback takes it back."""
     summaries = (summary_of(snapshot) for snapshot in ancestors(metadata))
     stored = next((one[START_KEY] for one in summaries if START_KEY in one), None)
     recorded = metadata.properties.get(START_KEY, "0") if stored is None else stored

@@ -91,10 +91,7 @@ class IcebergSink(FileTableSink):
             self._letters("").known.pop(log_id, None)
 
     def optimized(self) -> int:
-        """Join small files, with the cursor as it is; see :func:`~strandline.tables.maintain.operations.optimize`.
-
-        ``Conflict`` if its follower commits at the same moment: nothing was changed.
-        """
+        """Join small files at the cursor; ``Conflict`` if its follower commits now: nothing was changed then."""
         version = self._existing()
         found = self._followed.last_commit(version, self._followed.log_of(version))
         sizes = self._followed.sizes(version)

@@ -118,10 +118,7 @@ class MaintainedTable(Sink, ABC):
 
     @abstractmethod
     def compared(self, log: Log, pool: TaskPool) -> tuple[Cursor, RowDifferences]:
-        """Compare the rows with the log, from the table's start to its cursor, which is returned, too.
-
-        ``Conflict`` if the table is committed to all the time meanwhile.
-        """
+        """Compare the rows with the log up to the cursor, which is returned; ``Conflict`` beside steady commits."""
 
     @abstractmethod
     def rebuilt(self, job: Rebuild) -> Cursor:

@@ -32,10 +32,7 @@ def rebuild_table(
     pool: TaskPool | None = None,
     is_verified: bool,
 ) -> Cursor:
-    """Build all rows of a table from its log; returns its cursor.
-
-    See :func:`~strandline.tables.maintain.operations.rebuild`.
-    """
+    """Build all rows of a table from its log; see :func:`~strandline.tables.maintain.operations.rebuild`."""
     if workers is not IN_PROCESS and not isinstance(sink, TableSink):
         raise Unsupported(f"The table {sink.where} is written in one transaction: build it again without Spark.")
     sink.meet(log)
@@ -61,10 +58,7 @@ def rebuild_table(
 def written_again(
     job: Rebuild, parts: Sequence[TablePart], spans: Sequence[Span], held: range, where: str
 ) -> Sequence[Written]:
-    """Let workers write new rows for the offsets of a rebuild, and compare them with the log: nothing is committed.
-
-    They write again if records moved to the cold tier since they were planned.
-    """
+    """Let workers write new rows, again if records moved to the cold tier, and compare them; commits nothing."""
     for _ in range(MOVES):
         try:
             done = job.workers.run(parts, spans, f"rebuild of offsets {held.start:,} to {held.stop:,}")

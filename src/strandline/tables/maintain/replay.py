@@ -58,10 +58,7 @@ class LetterChanges:
 
 
 class ReplayedTable(Protocol):
-    """A table and its letters, proved to be in step with its log, as a replay sees them.
-
-    Each method but :meth:`apply` only reads. ``Conflict`` if another job commits meanwhile.
-    """
+    """A table and its letters, in step with its log. Only :meth:`apply` writes; ``Conflict`` beside other commits."""
 
     @property
     def start(self) -> int:
@@ -78,10 +75,7 @@ class ReplayedTable(Protocol):
         """Its letters, with the columns of a record; and how many are of other tables at the same place."""
 
     def pairs(self, offset: str, key: str | None, since: int) -> Iterable[pa.Table]:
-        """Offset and key of its rows from an offset on (:data:`PAIRS`); ``offset`` and ``key`` name the columns.
-
-        Without a key those are null.
-        """
+        """Offset and key of rows from an offset on (:data:`PAIRS`), by columns' names; null keys without ``key``."""
 
     def apply(self, changes: LetterChanges | None, done: pa.Array) -> None:
         """Commit the changes, if any, then remove the letters with these offsets; or both in one step."""
@@ -89,10 +83,7 @@ class ReplayedTable(Protocol):
 
 @dataclass(slots=True)
 class LetterReplay:
-    """Replays the letters of one table.
-
-    ``opened`` gives the table and its letters, or None if there are no letters; ``shaped`` gives rows of records.
-    """
+    """Replays the letters of the table that ``opened`` gives, if there are any; ``shaped`` gives rows of records."""
 
     where: str
     opened: Callable[[], ReplayedTable | None]
@@ -134,10 +125,7 @@ class LetterReplay:
 
     @staticmethod
     def _held(table: ReplayedTable, letters: pa.Table) -> pa.Table:
-        """The letters of the offsets that the table holds: an earlier table at its place may have had others.
-
-        Letters from the cursor on are of a range that was not committed yet.
-        """
+        """The letters of what the table holds: not of an earlier table, nor of a range not committed yet."""
         offsets = letters.column("offset")
         is_held = pc.and_(pc.greater_equal(offsets, table.start), pc.less(offsets, table.cursor.next))
         found = letters.filter(is_held).sort_by("offset")

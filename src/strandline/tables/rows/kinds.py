@@ -164,10 +164,7 @@ class KeyRewind:
     keys: pa.Array
 
     def history(self, old: pa.Table, names: ColumnNames, schema: pa.Schema) -> pa.Table:
-        """The versions of a history without what happened to the keys from the offset on.
-
-        Versions that began there are gone, and those that ended there are current again.
-        """
+        """The versions without what happened to the keys since: what began is gone, what ended is current."""
         since, _, until, ended = names.valid
         is_own = pc.is_in(old.column(names.key), value_set=self.keys)
         is_later = pc.and_(is_own, pc.greater_equal(old.column(since), self.offset))
@@ -182,9 +179,7 @@ class KeyRewind:
 
 
 def merge_history(old: pa.Table, changes: pa.Table, names: ColumnNames, schema: pa.Schema) -> tuple[pa.Table, pa.Table]:
-    """The versions of a history after some changes, in the order of their offsets.
-
-    Those that are current, and those that ended and never change again.
+    """The current versions of a history after some changes in the order of their offsets, and those that ended.
 
     Each put begins a version and ends the one before; a delete ends it. A purge ends it, too: versions that ended
     before are kept, until the table is rebuilt. Ended versions among ``old`` are passed on.

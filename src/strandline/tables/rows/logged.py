@@ -60,10 +60,7 @@ class LoggedShape:
         return twin
 
     def resolved(self, columns: Callable[[], pa.Schema | None]) -> TableShape:
-        """The shape now; ``columns`` gives those of the table, None if there is no table yet.
-
-        ``InvalidInput`` if the log is not known yet.
-        """
+        """The shape now, for a table with these columns, if there is one; ``InvalidInput`` before it met its log."""
         if not self.is_logged:
             return self._shape
         self.check_met()

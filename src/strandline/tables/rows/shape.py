@@ -116,10 +116,7 @@ class TableShape:
         return self.kind != "append"
 
     def transformed_elsewhere(self, rows: pa.Schema) -> TableShape:
-        """The shape of a table whose rows another engine transforms; they arrive with these columns.
-
-        ``InvalidInput`` if a column is missing that the table needs.
-        """
+        """The shape for rows that another engine transforms; ``InvalidInput`` if a needed column is missing."""
         if self.transform is not None:
             raise InvalidInput("The sink has a transform of its own: give either that one or Spark's, not both.")
         meta = {field.name: field for field in _META.values()} if self.is_keyed else {}  # never null there
@@ -143,10 +140,7 @@ class TableShape:
         return self.transform is None and isinstance(self.value, Arrow)
 
     def for_table(self, columns: pa.Schema | None, values: Iterable[bytes | None], kept: Kept) -> TableShape:
-        """The shape with a codec that gives the table's columns, and those that the values bring to it.
-
-        ``columns`` are those of the table, if there is one.
-        """
+        """The shape with a codec of the table's columns, if there is one, and of those that the values bring."""
         if not self.is_self_describing or not isinstance(self.value, Arrow):
             return self
         own = [] if columns is None else [field for field in columns if not field.name.startswith(TYPED_PREFIX)]

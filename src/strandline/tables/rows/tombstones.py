@@ -32,10 +32,7 @@ _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII).
 
 
 def check_tombstones(tombstones: Tombstones | None, key: Sequence[str], declared: pa.Schema) -> None:
-    """``InvalidInput`` for tombstones of a table to which they mean nothing, or whose keys are of another type.
-
-    ``declared`` are the fields of values that are known beforehand.
-    """
+    """``InvalidInput`` for tombstones without a meaning, or with keys of other types than the ``declared`` fields."""
     if tombstones is None:
         return
     if not key:
@@ -92,10 +89,7 @@ class TombstoneKeys:
     """The fields of values that their codec knows beforehand; none if values describe themselves."""
 
     def filled(self, found: Decoded, records: pa.RecordBatch, ops: pa.Array) -> Decoded:
-        """Decoded values whose tombstones have their key columns; a key that cannot be read is a bad row.
-
-        ``InvalidInput`` if values have no such fields: then only a transform knows the key.
-        """
+        """Values whose tombstones have key columns, or are bad; ``InvalidInput`` if only a transform knows the key."""
         missing = [name for name in self.key if name not in found.columns.schema.names]
         if missing and len(self.declared):
             raise InvalidInput(

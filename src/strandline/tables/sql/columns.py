@@ -133,10 +133,7 @@ def times_outside(column: pa.ChunkedArray, times: range) -> pa.ChunkedArray:
 
 
 def letters_of(columns: Sequence[Sequence[Any]]) -> pa.Table:
-    """Dead letters from the columns of their table: times in microseconds or as text, headers as JSON.
-
-    ``CorruptData`` if another program wrote something else there.
-    """
+    """Dead letters from the columns of their table; ``CorruptData`` if another program wrote something else there."""
     offsets, times, ops, keys, values, headers, reasons, exact = columns
     try:
         return pa.table(

@@ -189,10 +189,7 @@ class SqlTransaction(ABC):
 
     @abstractmethod
     def compared(self, expected: Iterable[pa.Table], schema: pa.Schema) -> RowDifferences:
-        """Compare the table with rows of its columns, which arrive in pieces, in the database's own types.
-
-        The table is not read before the last piece has arrived.
-        """
+        """Compare the table with rows in pieces, by its own types; it is not read before the last has arrived."""
 
     def differing(self, query: str) -> tuple[int, list[tuple[Any, ...]]]:
         """The number of rows of a query, and the first ones."""
@@ -249,7 +246,4 @@ class Database(Protocol):
         """A transaction that sees one state of all tables, and changes none."""
 
     def writing(self, *, is_long: bool = False) -> AbstractContextManager[SqlTransaction]:
-        """A transaction, committed durably at the end of the block, and rolled back if that raises.
-
-        ``is_long``: the follower may be silent for longer than a commit takes.
-        """
+        """A transaction, durable at the end of the block, or rolled back. ``is_long``: it may be silent for long."""

@@ -160,10 +160,7 @@ class SqlSink(MaintainedTable):
         return row.cursor
 
     def move(self, former: Cursor, to: Cursor) -> None:
-        """Follow another log from now on; see :class:`~strandline.tables.maintain.contract.MaintainedTable`.
-
-        Dead letters go with the table: they carry offsets, and are proved by the records there.
-        """
+        """Follow another log from now on. Dead letters go along: they are proved by the records there."""
         with self._lock, self._database.writing() as transaction:
             transaction.lock()
             row = self._expected.existing(transaction.read_table(), former.log_id, is_moved=True)

@@ -185,10 +185,7 @@ def encoded_columns(row: CursorRow) -> str:
 
 
 def decoded_row(values: Sequence[Any]) -> CursorRow:
-    """A cursor row of the columns :data:`COLUMNS`.
-
-    ``CorruptData`` if another program wrote something else there.
-    """
+    """A cursor row of the columns :data:`COLUMNS`; ``CorruptData`` if another program wrote something else there."""
     name, cursor, offset, epoch, identity, mode, schema, start, commit_id = values
     try:
         at = Cursor.parse(cursor)
