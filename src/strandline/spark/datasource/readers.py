@@ -18,14 +18,21 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import StructType
 
 from strandline.errors import AlreadyExists, CursorExpired, Diverged, InvalidInput, NotFound, SlotInvalid
 from strandline.log.contract import Log, Slot, require
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit
 from strandline.model.retention import SlotState
-from strandline.spark.datasource.decoding import Decoding
-from strandline.spark.datasource.opened import OpenedLog, check_reaches, pin, report_skipped, trimmed_while_planned
+from strandline.spark.datasource.opened import (
+    OpenedLog,
+    asked_columns,
+    check_reaches,
+    pin,
+    report_skipped,
+    trimmed_while_planned,
+)
 from strandline.spark.datasource.planning import cursor_at, decode_offset, encode_offset, narrower
 from strandline.spark.failures import retried
 from strandline.spark.options import ReadOptions
@@ -96,12 +103,20 @@ class StreamSlot:
             self._held.advance(to)
 
 
-class LogReader(SameVersion, DataSourceReader):
-    """One batch query: everything from the starting to the ending offset, as of planning."""
+class _Reader(SameVersion):
+    """Reads the log of some options."""
 
-    def __init__(self, options: ReadOptions, columns: pa.Schema, decoding: Decoding | None = None) -> None:
-        """Nothing is opened yet."""
-        self._at = OpenedLog(options, columns, decoding)
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        """The log is opened only to find how its values are decoded."""
+        self._at = OpenedLog(options, *asked_columns(options, schema))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task, in an executor."""
+        return self._at.fetch(partition)
+
+
+class LogReader(_Reader, DataSourceReader):
+    """One batch query: everything from the starting to the ending offset, as of planning."""
 
     def partitions(self) -> list[InputPartition]:  # Spark requires a list
         """The plan of the whole range, distributed over tasks."""
@@ -128,10 +143,6 @@ class LogReader(SameVersion, DataSourceReader):
         report_skipped(options.url, asked, skipped)
         return at.pack(spans)
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task, in an executor."""
-        return self._at.fetch(partition)
-
 
 T = TypeVar("T")
 
@@ -141,12 +152,12 @@ _FIRST: Final = "since"
 """The key, in the end of a query's first batch, of the offset at which that batch starts."""
 
 
-class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvailableNow):
+class LogStreamReader(_Reader, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query. Its offsets only grow; limits apply at the boundaries of batches, which are never split."""
 
-    def __init__(self, options: ReadOptions, columns: pa.Schema, decoding: Decoding | None = None) -> None:
-        """Nothing is opened yet."""
-        self._at = OpenedLog(options, columns, decoding)
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        """No slot is claimed yet."""
+        super().__init__(options, schema)
         self._slot = None if options.slot is None else StreamSlot(options.slot, resets=options.resets_slot)
         self._target: int | None = None
         self._seen: Cursor | None = None
@@ -272,10 +283,6 @@ class LogStreamReader(SameVersion, DataSourceStreamReader, SupportsTriggerAvaila
         spans = at.log.plan(admitted, Limit(upto=upto.next))
         check_reaches(spans, upto.next, at.options.url)
         return at.pack(spans)
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task, in an executor."""
-        return self._at.fetch(partition)
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Move the query's slot, if it has one: Spark has written and committed everything up to there."""

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidInput
-from strandline.spark.datasource.opened import asked_columns, log_schema
+from strandline.spark.datasource.opened import log_schema
 from strandline.spark.datasource.readers import LogReader, LogStreamReader
 from strandline.spark.datasource.topic import TopicReader, TopicStreamReader, is_topic, partition_options, topic_schema
 from strandline.spark.options import ReadOptions, parse_options
@@ -50,9 +50,7 @@ class StrandlineDataSource(DataSource):
         options = self._parsed()
         if options[0].slot is not None:
             raise InvalidInput("slot is for streams: hold pins the records of a batch read.")
-        if is_topic(self.options):
-            return TopicReader(options, schema)
-        return LogReader(options[0], *asked_columns(options[0], schema))
+        return TopicReader(options, schema) if is_topic(self.options) else LogReader(options[0], schema)
 
     def _parsed(self) -> list[ReadOptions]:
         """The options of the log, or of each partition's."""
@@ -78,6 +76,4 @@ class StrandlineDataSource(DataSource):
                 "hold is for batch reads, which end before it does: let a slot pin the records of a stream, with the "
                 "option slot."
             )
-        if is_topic(self.options):
-            return TopicStreamReader(options, schema)
-        return LogStreamReader(options[0], *asked_columns(options[0], schema))
+        return TopicStreamReader(options, schema) if is_topic(self.options) else LogStreamReader(options[0], schema)

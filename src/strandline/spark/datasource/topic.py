@@ -6,9 +6,9 @@ Each partition is read by the reader of a log. A stream's offset has that of eac
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -20,7 +20,7 @@ from strandline.errors import InvalidInput
 from strandline.log.topic.logs import partition_address, topic_partitions
 from strandline.model.arguments import shown
 from strandline.model.cursor import Limit
-from strandline.spark.datasource.opened import asked_columns, log_schema
+from strandline.spark.datasource.opened import log_schema
 from strandline.spark.datasource.readers import LogReader, LogStreamReader
 from strandline.spark.datasource.shaping import SPARK_SCHEMA
 from strandline.spark.failures import retried
@@ -106,12 +106,14 @@ class TopicTask(InputPartition):
 class _Partitions(SameVersion):
     """Reads the logs of all partitions, and adds the partition's number to the rows, if that column is requested."""
 
-    def __init__(self, reader: Callable[..., Any], options: Sequence[ReadOptions], schema: StructType) -> None:
+    _reader: ClassVar[type[LogReader | LogStreamReader]]
+
+    def __init__(self, options: Sequence[ReadOptions], schema: StructType) -> None:
         self._columns: pa.Schema = to_arrow_schema(schema, timezone="UTC")
         self._name = _column(options[0])
         rest = StructType([field for field in schema if field.name != self._name])
         inner = rest if rest.fields else StructType([SPARK_SCHEMA["offset"]])  # so that rows can be counted
-        self._logs: list[Any] = [reader(one, *asked_columns(one, inner)) for one in options]
+        self._logs: list[Any] = [self._reader(one, inner) for one in options]
 
     def _tasks(self, plans: Iterable[Sequence[InputPartition]]) -> list[InputPartition]:  # Spark requires a list
         return [TopicTask(number, part) for number, plan in enumerate(plans) for part in plan]
@@ -129,9 +131,7 @@ class _Partitions(SameVersion):
 class TopicReader(_Partitions, DataSourceReader):
     """One batch query over all partitions, each as of planning."""
 
-    def __init__(self, options: Sequence[ReadOptions], schema: StructType) -> None:
-        """Nothing is read yet."""
-        super().__init__(LogReader, options, schema)
+    _reader = LogReader
 
     def partitions(self) -> list[InputPartition]:
         """The plans of all partitions."""
@@ -141,9 +141,11 @@ class TopicReader(_Partitions, DataSourceReader):
 class TopicStreamReader(_Partitions, DataSourceStreamReader, SupportsTriggerAvailableNow):
     """One streaming query over all partitions. The limits of a trigger are divided among them."""
 
+    _reader = LogStreamReader
+
     def __init__(self, options: Sequence[ReadOptions], schema: StructType) -> None:
-        """Nothing is read yet."""
-        super().__init__(LogStreamReader, [replace(one, limit=_share(one, len(options))) for one in options], schema)
+        """Divides the limits."""
+        super().__init__([replace(one, limit=_share(one, len(options))) for one in options], schema)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """The start of a query without checkpoint."""

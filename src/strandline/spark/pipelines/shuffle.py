@@ -16,6 +16,7 @@ import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ from pyspark.sql.types import BinaryType, StructField, StructType
 
 from strandline.errors import CorruptData, SchemaRefused
 from strandline.model.cursor import Span
-from strandline.spark.datasource.shaping import GOOD_BYTES, GOOD_ROWS, shaped
+from strandline.spark.datasource.shaping import shaped
 from strandline.spark.pipelines.transform import FrameTransform, spark_columns
 from strandline.tables.files.part import PartReader, TablePart
 from strandline.tables.rows.types import storable, stored
@@ -212,37 +213,26 @@ def _one(schema: pa.Schema, number: int, answer: bytes) -> pa.RecordBatch:
 
 def _limited(tables: Iterable[pa.Table]) -> Batches:
     """The rows in batches of a size that Spark can hold."""
-    for table in tables:
-        yield from shaped(table.to_batches(), table.schema)
+    batches = (batch for table in tables for batch in table.to_batches())
+    for first in batches:  # its columns are those of all
+        yield from shaped(chain([first], batches), first.schema)
 
 
 def _blobs(parts: Sequence[TablePart], tables: Iterable[pa.Table]) -> Batches:
     """Rows as Arrow streams of many rows, each for one part."""
-    few: list[pa.RecordBatch] = []
-    size = rows = 0
-    for batch in _limited(tables):
-        few.append(batch)
-        size += batch.nbytes
-        rows += batch.num_rows
-        if size >= GOOD_BYTES or rows >= GOOD_ROWS:
-            yield from _split(parts, pa.Table.from_batches(few))
-            few, size, rows = [], 0, 0
-    if few:
-        yield from _split(parts, pa.Table.from_batches(few))
-
-
-def _split(parts: Sequence[TablePart], rows: pa.Table) -> Batches:
     import numpy as np
 
-    numbers = parts[0].numbers(rows, len(parts))
-    order = np.argsort(numbers, kind="stable")
-    ordered, numbers = rows.take(pa.array(order)).combine_chunks(), numbers[order]
-    ends = np.searchsorted(numbers, np.arange(len(parts)), side="right")
-    start = 0
-    for number, end in enumerate(ends.tolist()):
-        if end > start:
-            yield _one(_BLOB_SCHEMA, number, _stream(ordered.slice(start, end - start)))
-        start = end
+    for batch in _limited(tables):
+        rows = pa.Table.from_batches([batch])
+        numbers = parts[0].numbers(rows, len(parts))
+        order = np.argsort(numbers, kind="stable")
+        ordered, numbers = rows.take(pa.array(order)).combine_chunks(), numbers[order]
+        ends = np.searchsorted(numbers, np.arange(len(parts)), side="right")
+        start = 0
+        for number, end in enumerate(ends.tolist()):
+            if end > start:
+                yield _one(_BLOB_SCHEMA, number, _stream(ordered.slice(start, end - start)))
+            start = end
 
 
 def _stream(rows: pa.Table) -> bytes:

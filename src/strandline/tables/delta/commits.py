@@ -88,11 +88,11 @@ class DeltaCommits(FollowedDelta):
             name = file_name(role, range_of(path), job) if self.shape.is_keyed else f"part-{job}.parquet"
             yield write_file(self.files, name, rows)
 
-    def created(self, version: DeltaVersion, holder: str | None) -> DeltaVersion:
+    def created(self, version: DeltaVersion) -> DeltaVersion:
         """The version, whose table is created if it is not there: a commit with the cursor at which it begins."""
         if not version.is_new or version.since is None:
             return version
-        since = version.since
+        since, holder = version.since, version.holder
         folder = table_folder(self.url)
         if folder is not None:
             # Not left to deltalake: others could read it, and a power failure could remove the name of a table that a
@@ -120,7 +120,7 @@ class DeltaCommits(FollowedDelta):
         if made.number > 0:
             # The handle is as new as the table: a concurrent follower's commit was not checked.
             raise Conflict(f"Another follower committed to the table {self.url} as soon as it was created.")
-        return replace(made, since=since)
+        return replace(made, since=since, holder=holder)
 
     def remove_uncommitted(self, job: str) -> None:
         """Remove the job's files. The folder stays: another follower may be creating the table in it just now."""
@@ -131,16 +131,7 @@ class DeltaCommits(FollowedDelta):
             if is_data_file(row.name) and job in row.name:
                 self.env.disk.remove(f"{folder}/{row.name}")
 
-    def commit(
-        self,
-        version: DeltaVersion,
-        added: Sequence[DataFile],
-        removed: Collection[str],
-        upto: Cursor,
-        *,
-        holder: str | None = None,
-        start: int | None = None,
-    ) -> None:
+    def commit(self, version: DeltaVersion, added: Sequence[DataFile], removed: Collection[str], upto: Cursor) -> None:
         """Commit files and cursor as the next version; the first one of a new table has its cursor already."""
         if version.since == upto and not added:
             return
@@ -151,13 +142,13 @@ class DeltaCommits(FollowedDelta):
             version.refuse_deletion_vectors()
             known_files = version.listed_files()
             actions += [removed_file(*known_files[path], now) for path in removed]
-        told = "" if start is None else told_rebuild(start, upto)
+        told = "" if version.start is None else told_rebuild(version.start, upto)
         schema = deltalake_library().Schema.from_arrow(version.columns) if version.is_replaced else table.schema()
 
         def write(properties: Any) -> None:
             table.create_write_transaction(actions, mode=mode, schema=schema, commit_properties=properties)
 
-        newest = self._commit_next(version, upto, write, holder, start=start, told=told)
+        newest = self._commit_next(version, upto, write, start=version.start, told=told)
         if version.is_replaced:
             self._refuse_left(newest, {unquote(action.path) for action in actions})
 
@@ -211,7 +202,6 @@ class DeltaCommits(FollowedDelta):
         version: DeltaVersion,
         upto: Cursor,
         write: Callable[[Any], object],
-        holder: str | None = None,
         *,
         start: int | None = None,
         told: str = "",
@@ -220,11 +210,13 @@ class DeltaCommits(FollowedDelta):
     ) -> DeltaVersion:
         """Let ``write`` commit the next version with the cursor: that one or, without retries, none.
 
-        Returns the table's newest version. The follower that held the table before holds it unless there is another
-        ``holder``. A ``start`` is stored if it is another one than the table has now, or ``is_start_stored``.
+        Returns the table's newest version. A ``start`` is stored if it is another one than the table has now, or
+        ``is_start_stored``.
         """
-        held = holder if holder is not None or version.found is None else version.found.holder
-        known, commit_id = OwnCommit(table_id or version.id, version.number + 1, upto, held), str(CHANCE.uuid())
+        known, commit_id = (
+            OwnCommit(table_id or version.id, version.number + 1, upto, version.held_by),
+            str(CHANCE.uuid()),
+        )
         if start is not None and not is_start_stored and start == self.stored_start(version):
             start = None
         with self._answered(known.version, commit_id):

@@ -89,7 +89,7 @@ def parse_commit(version: int, data: bytes, application: Application) -> TableCo
 
 
 def _parsed(version: int, actions: list[Any], application: Application) -> TableCommit:
-    info = _only(actions, "commitInfo")
+    info: Any = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
     files = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
     offset = next(
         (a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] == application.cursor), None
@@ -157,10 +157,6 @@ def last_restore(version: int, read: ReadCommit, application: Application) -> in
     found = (one for one in commits(version, read, application) if one.cursor is not None or one.is_restore)
     last = next(found, None)
     return None if last is None or last.cursor is not None else last.version
-
-
-def _only(actions: list[Any], kind: str) -> Any:
-    return next((action[kind] for action in actions if kind in action), {})
 
 
 def _operation(info: Any) -> str:

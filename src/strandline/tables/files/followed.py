@@ -53,6 +53,15 @@ class TableVersion(ABC):
     """Whether there is no table yet."""
     found: OwnCommit | None = None
     """The follower's last commit, proved to be still in effect; None if it was not looked up, or there is none."""
+    holder: str | None = None
+    """The follower that holds the table from the next commit on; None: the one that held it before."""
+    start: int | None = None
+    """If the next commit replaces all rows: the offset at which they begin then."""
+
+    @property
+    def held_by(self) -> str | None:
+        """The follower that the next commit names."""
+        return self.holder if self.holder is not None or self.found is None else self.found.holder
 
     @property
     def at(self) -> Cursor | None:
@@ -157,26 +166,13 @@ class FollowedTable(ABC, Generic[V]):
     def evolved(self, version: V, *, is_rebuilt: bool = False) -> V:
         """The version with the columns that values need now, or ``SchemaRefused``. ``is_rebuilt``: all rows are new."""
 
-    def created(self, version: V, holder: str | None) -> V:
+    def created(self, version: V) -> V:
         """The version, whose table exists if this format has to create it before the first commit."""
         return version
 
     @abstractmethod
-    def commit(
-        self,
-        version: V,
-        added: Sequence[DataFile],
-        removed: Collection[str],
-        upto: Cursor,
-        *,
-        holder: str | None = None,
-        start: int | None = None,
-    ) -> None:
-        """Commit files and cursor in one step; ``Conflict`` if another commit was first.
-
-        ``holder``: the follower that holds the table from now on; None: the one that held it before. ``start``: all
-        rows are replaced, and begin at this offset then.
-        """
+    def commit(self, version: V, added: Sequence[DataFile], removed: Collection[str], upto: Cursor) -> None:
+        """Commit files and cursor in one step; ``Conflict`` if another commit was first."""
 
     @abstractmethod
     def accept(self, version: V, at: Cursor, told: str = "") -> None:

@@ -84,7 +84,7 @@ class LetterBox:
             return
         letters = self.letters_of(table_id)
         end = upto if self.at is None or upto.next > self.at.next else self.at
-        letters.commit(letters.created(self.version, None), files, (), end)
+        letters.commit(letters.created(self.version), files, (), end)
 
     def discard_outdated(
         self, parts: Sequence[TablePart], written: Sequence[Written], table_id: str, upto: Cursor

@@ -146,11 +146,11 @@ class FileTableSink(MaintainedTable):
             claim = self._claimed(since.log_id, version.found)
             if is_applied(since=since, upto=upto, at=version.at):
                 if version.at is not None and claim.is_disputed(version.at.next):
-                    self._followed.commit(version, (), (), version.at, holder=claim.own)
+                    self._followed.commit(replace(version, holder=claim.own), (), (), version.at)
                     claim.hold(claim.own)
                 return None
             self._followed.refuse_lost_transform(version)
-            version = self._followed.evolved(version)
+            version = replace(self._followed.evolved(version), holder=claim.own)
             letters = self._opened_letters(version, since)
             floor = max(since.next, 0 if version.at is None else version.at.next)
             parts = tuple(replace(one, grows=True) for one in self._parts(version, floor, letters, tasks))
@@ -247,7 +247,7 @@ class FileTableSink(MaintainedTable):
         if letters is not None:
             letters.commit(written, version.id, beginning, upto)
         added = [file for one in written for file in one.added]
-        self._followed.commit(version, added, self._followed.sizes(version), upto, start=start)
+        self._followed.commit(replace(version, start=start), added, self._followed.sizes(version), upto)
         self._replace_letters(beginning, upto, written, parts[0].job)
         return upto
 

@@ -51,10 +51,10 @@ class FileTransaction:
         added = [file for one in written for file in one.added]
         removed = dict.fromkeys(path for one in written for path in one.removed)
         try:
-            version = self.followed.created(self.version, self.claim.own)
+            version = self.followed.created(self.version)
             if self.letters is not None:
                 self.letters.commit(written, version.id, self.since, self.upto)
-            self.followed.commit(version, added, removed, self.upto, holder=self.claim.own)
+            self.followed.commit(version, added, removed, self.upto)
         except Conflict:
             self.followed.refuse_another_follower(self.since.log_id, self.version.at)
             raise

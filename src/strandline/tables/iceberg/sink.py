@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
@@ -107,7 +108,7 @@ class IcebergSink(FileTableSink):
                     write_file(version.files, f"part-{version.job}-{CHANCE.uuid()}.parquet", pa.concat_tables(few))
                 )
                 few, size = [], 0
-        self._followed.commit(version, added, small, found.cursor, holder=found.holder)
+        self._followed.commit(replace(version, holder=found.holder), added, small, found.cursor)
         return len(small) - len(added)
 
     def vacuumed(self, hours: int, *, env: Env = SYSTEM) -> int:

@@ -283,14 +283,7 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
         self.commit(replace(version, told=told), (), (), at)
 
     def commit(
-        self,
-        version: IcebergVersion,
-        added: Sequence[DataFile],
-        removed: Collection[str],
-        upto: Cursor,
-        *,
-        holder: str | None = None,
-        start: int | None = None,
+        self, version: IcebergVersion, added: Sequence[DataFile], removed: Collection[str], upto: Cursor
     ) -> None:
         """Commit files and cursor as one snapshot; a table that is not there is created by it."""
         transaction, metadata = version.transaction, version.metadata
@@ -299,11 +292,11 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
             make_own_folder(f"{folder}/metadata", disk=self.env.disk)  # others could read the library's
         listed = self.data_files(version) if removed else {}
         with self.named_errors():
+            start = version.start
             begins = start_in(metadata) if start is None else start
             summary = {CURSOR_KEY: str(upto), NAME_KEY: self.name, START_KEY: str(begins)}
-            held = holder if holder is not None or version.found is None else version.found.holder
-            if held is not None:
-                summary[HOLDER_KEY] = held
+            if version.held_by is not None:
+                summary[HOLDER_KEY] = version.held_by
             told = ["" if start is None else told_rebuild(start, upto), version.told]
             if any(told):
                 summary[CHANGE_KEY] = "; ".join(filter(None, told))
@@ -318,7 +311,7 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
             transaction.set_properties({LOG_KEY: str(upto.log_id), COMMIT_KEY: mark, **first})
         done = self._committed(transaction, producer)
         self.make_durable(done, producer.snapshot_id, is_own=True)
-        self.known[upto.log_id] = OwnCommit(done.id, producer.snapshot_id, upto, held)
+        self.known[upto.log_id] = OwnCommit(done.id, producer.snapshot_id, upto, version.held_by)
 
     def _committed(self, transaction: Transaction, producer: Any) -> IcebergVersion:
         """Commit, and return the new version. A commit whose answer was lost is recognised by the snapshot's number."""

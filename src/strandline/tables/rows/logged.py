@@ -71,7 +71,8 @@ class LoggedShape:
                 "schema with the log's evolve_value, or give the sink a codec."
             )
         if self._is_frozen:
-            if not _is_same(codec, self._shape.value):
+            now, then = (None if one is None else (one.name, one.schema) for one in (codec, self._shape.value))
+            if now != then:
                 raise SchemaRefused(
                     f"The log of the table {self._where} names a new version of its codec, and the transform was "
                     "applied to the columns of the former one: start the pipeline again. Nothing was skipped."
@@ -87,12 +88,6 @@ class LoggedShape:
                 )
             codec = None
         return replace(self._shape, value=codec)
-
-
-def _is_same(one: Codec | None, other: Codec | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one.name == other.name and bool(one.schema == other.schema)
 
 
 def is_raw(columns: pa.Schema | None) -> bool:

@@ -11,27 +11,20 @@ import pyarrow.types as pt
 
 from strandline.tables.sql.columns import as_json, refused
 
-_PLAIN: Final[tuple[tuple[Callable[[Any], bool], str], ...]] = (
-    (pt.is_boolean, "boolean"),
-    (pt.is_int8, "smallint"),
-    (pt.is_uint8, "smallint"),
-    (pt.is_int16, "smallint"),
-    (pt.is_uint16, "integer"),
-    (pt.is_int32, "integer"),
-    (pt.is_uint32, "bigint"),
-    (pt.is_int64, "bigint"),
-    (pt.is_uint64, "numeric(20,0)"),
-    (pt.is_float16, "real"),
-    (pt.is_float32, "real"),
-    (pt.is_float64, "double precision"),
-    (pt.is_string, "text"),
-    (pt.is_large_string, "text"),
-    (pt.is_binary, "bytea"),
-    (pt.is_large_binary, "bytea"),
-    (pt.is_date, "date"),
-    (pt.is_time, "time without time zone"),
-    (pt.is_nested, "jsonb"),
-)
+_PLAIN: Final[dict[str, tuple[Callable[[Any], bool], ...]]] = {
+    "boolean": (pt.is_boolean,),
+    "smallint": (pt.is_int8, pt.is_uint8, pt.is_int16),
+    "integer": (pt.is_uint16, pt.is_int32),
+    "bigint": (pt.is_uint32, pt.is_int64),
+    "numeric(20,0)": (pt.is_uint64,),
+    "real": (pt.is_float16, pt.is_float32),
+    "double precision": (pt.is_float64,),
+    "text": (pt.is_string, pt.is_large_string),
+    "bytea": (pt.is_binary, pt.is_large_binary),
+    "date": (pt.is_date,),
+    "time without time zone": (pt.is_time,),
+    "jsonb": (pt.is_nested,),
+}
 
 LONGEST_ROW: Final = 8_160 - 224 - 64
 """Bytes of a row's columns: it has to fit into one page, behind its header, with a bit for each of 1,600 columns. The
@@ -54,8 +47,8 @@ def postgres_type(field: pa.Field) -> str:
         return f"timestamp {'with' if kind.tz else 'without'} time zone"
     if pt.is_decimal(kind):
         return f"numeric({kind.precision},{kind.scale})"
-    for is_it, name in _PLAIN:
-        if is_it(kind):
+    for name, kinds in _PLAIN.items():
+        if any(is_it(kind) for is_it in kinds):
             return name
     raise refused(field, "PostgreSQL")
 
