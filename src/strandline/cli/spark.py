@@ -16,6 +16,7 @@ from strandline.cli.bulk.snapshot import snapshot
 from strandline.cli.cold.tier import compact, run
 from strandline.cli.logs.verify import verify
 from strandline.cli.shared.groups import group
+from strandline.cli.shared.options import option
 from strandline.cli.shared.pools import SESSION
 from strandline.cli.shared.spark_session import started
 from strandline.cli.tables.table import rebuild
@@ -43,18 +44,14 @@ def session_options(
     *,
     master: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            help="The cluster: local[4], spark://host:7077, yarn, k8s://...; by default that of spark-submit, or all "
+        option(
+            "URL",
+            "The cluster: local[4], spark://host:7077, yarn, k8s://...; by default that of spark-submit, or all "
             "cores of this machine.",
         ),
     ] = None,
-    remote: Annotated[
-        str | None, typer.Option(metavar="URL", help="A Spark Connect server instead: sc://host:15002.")
-    ] = None,
-    conf: Annotated[
-        list[str] | None, typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark's; may be repeated.")
-    ] = None,
+    remote: Annotated[str | None, option("URL", "A Spark Connect server instead: sc://host:15002.")] = None,
+    conf: Annotated[list[str] | None, option("KEY=VALUE", "A setting of Spark's; may be repeated.")] = None,
 ) -> None:
     """Start the session when a command needs it, and stop it when the command ends."""
     settings = dict(_setting(text) for text in conf or ())

@@ -11,13 +11,14 @@ from strandline.bulk.exporting import export as export_range
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLogAt
 from strandline.cli.shared.common import Until, Workers, beginning, connecting
+from strandline.cli.shared.options import argument
 from strandline.cli.shared.pools import task_pool
 
 
 @connecting
 def export(
     place: AnyLogAt,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A folder, file://, s3://, gs:// or az://.")],
+    target: Annotated[str, argument("TARGET", "A folder, file://, s3://, gs:// or az://.")],
     *,
     start: Annotated[Any, beginning("Where it begins: retained, beginning, an offset, a time.")] = "retained",
     upto: Until = None,

@@ -23,6 +23,7 @@ from strandline.cli.shared.common import (
 )
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import Metrics
+from strandline.cli.shared.options import argument, flag, option
 from strandline.cli.shared.pools import is_on_spark, task_pool
 from strandline.compat.v1.log import QueueFormat
 from strandline.errors import InvalidInput
@@ -41,28 +42,21 @@ _PLACES: Final = "a folder, file://, s3://, gs://, az://, wal:///folder or grpc:
 def ingest(
     source: Annotated[
         str,
-        typer.Argument(
-            metavar="SOURCE",
-            help=f"What is copied: {_PLACES}, kafka://host:port/topic[/partition] or nats://host:port/stream.",
+        argument(
+            "SOURCE", f"What is copied: {_PLACES}, kafka://host:port/topic[/partition] or nats://host:port/stream."
         ),
     ],
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET", help=f"The log to append to: {_PLACES}; made if there is none.")
-    ],
+    target: Annotated[str, argument("TARGET", f"The log to append to: {_PLACES}; made if there is none.")],
     *,
     follow: Follow = False,
     slot: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The slot that pins the source between two runs; made if there is none."),
+        str | None, option("NAME", "The slot that pins the source between two runs; made if there is none.")
     ] = None,
     start: Annotated[
         Any, beginning("Where the first ingest of this source begins: beginning, retained, now, an offset or a time.")
     ] = "beginning",
     skip_trimmed: Annotated[
-        bool,
-        typer.Option(
-            "--skip-trimmed", help="Continue without records that the source deleted before they were ingested."
-        ),
+        bool, flag("Continue without records that the source deleted before they were ingested.", "--skip-trimmed")
     ] = False,
     format: QueueFormatOption = None,  # noqa: A002
     retention: Annotated[str | None, retention_option("What an object log that is made")] = None,

@@ -12,23 +12,20 @@ from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import object_log_at
 from strandline.cli.shared.common import Create, Workers, guarded
 from strandline.cli.shared.field_options import FieldOptions
+from strandline.cli.shared.options import argument, option
 from strandline.cli.shared.pools import task_pool
 
 
 @guarded
 def load(
     places: Annotated[
-        list[str],
-        typer.Argument(metavar="SOURCE... URL", help="Files or folders to load, and last the object log to append to."),
+        list[str], argument("SOURCE... URL", "Files or folders to load, and last the object log to append to.")
     ],
     *,
-    job: Annotated[str, typer.Option(metavar="NAME", help="Names what is loaded: a job that is in the log is done.")],
+    job: Annotated[str, option("NAME", "Names what is loaded: a job that is in the log is done.")],
     format: Annotated[  # noqa: A002 - the field's own word
         Literal["jsonl", "csv", "parquet", "arrow"] | None,
-        typer.Option(
-            metavar="FORMAT",
-            help="The format of the files: jsonl, csv, parquet or arrow; by default their names say it.",
-        ),
+        option("FORMAT", "The format of the files: jsonl, csv, parquet or arrow; by default their names say it."),
     ] = None,
     fields: FieldOptions,
     workers: Workers = None,

@@ -12,25 +12,23 @@ from strandline.cli.bulk.export import later
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLogAt
 from strandline.cli.shared.common import Until, Workers, connecting
+from strandline.cli.shared.options import argument, option
 from strandline.cli.shared.pools import task_pool
 
 
 @connecting
 def snapshot(
     place: AnyLogAt,
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="A folder on this machine, absent or empty.")],
+    folder: Annotated[str, argument("FOLDER", "A folder on this machine, absent or empty.")],
     *,
     kind: Annotated[
         Literal["append-log", "rocksdb"], typer.Option(help="The kind of store that imports it.")
     ] = "append-log",
     upto: Until = None,
     scratch: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Where tasks keep results that are not sealed yet; by default beside FOLDER."),
+        str | None, option("URL", "Where tasks keep results that are not sealed yet; by default beside FOLDER.")
     ] = None,
-    publish: Annotated[
-        str | None, typer.Option(metavar="URL", help="Also publish it here, for stores that bootstrap.")
-    ] = None,
+    publish: Annotated[str | None, option("URL", "Also publish it here, for stores that bootstrap.")] = None,
     workers: Workers = None,
 ) -> None:
     """Seal the newest value of each key as a snapshot, from which a store bootstraps and follows on.

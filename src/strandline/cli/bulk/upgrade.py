@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import object_log_at, open_shared
 from strandline.cli.shared.common import QueueFormatOption, confirm, guarded, retention_option
+from strandline.cli.shared.options import argument, flag
 from strandline.compat.v1.log import QueueFormat
 from strandline.compat.v1.upgrade import UpgradeProgress
 from strandline.compat.v1.upgrade import upgrade as copy
@@ -16,20 +15,15 @@ from strandline.compat.v1.upgrade import upgrade as copy
 
 @guarded
 def upgrade(
-    queue_url: Annotated[str, typer.Argument(metavar="QUEUE_URL", help="The store that holds the queue.")],
-    target_url: Annotated[
-        str, typer.Argument(metavar="TARGET_URL", help="The log to copy into; made if there is none.")
-    ],
+    queue_url: Annotated[str, argument("QUEUE_URL", "The store that holds the queue.")],
+    target_url: Annotated[str, argument("TARGET_URL", "The log to copy into; made if there is none.")],
     *,
     format: QueueFormatOption = None,  # noqa: A002
     retention: Annotated[str | None, retention_option("What a log that is made")] = None,
     acknowledge: Annotated[
-        bool,
-        typer.Option(
-            "--acknowledge", help="In the end take what was copied out of the queue, which fences its consumer."
-        ),
+        bool, flag("In the end take what was copied out of the queue, which fences its consumer.", "--acknowledge")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="With --acknowledge: do not ask.")] = False,
+    yes: Annotated[bool, flag("With --acknowledge: do not ask.", "--yes", "-y")] = False,
 ) -> None:
     """Copy every batch that a queue-v1 lists now into a log, each once and in order, with its metadata.
 

@@ -10,7 +10,6 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, Any, Final
 
-import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -18,6 +17,7 @@ from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import tierable_log
 from strandline.cli.shared.common import Place, guarded
 from strandline.cli.shared.groups import ListingGroup, group
+from strandline.cli.shared.options import option
 from strandline.cli.shared.text import moment
 from strandline.model.cursor import Bounds
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState
@@ -87,14 +87,9 @@ def row_of(segment: SegmentMetadata, spare: Collection[SegmentId]) -> dict[str, 
 def list_(
     log: Place,
     *,
-    term: Annotated[
-        int | None, typer.Option(metavar="TERM", min=0, help="Only segments with records of this term.")
-    ] = None,
+    term: Annotated[int | None, option("TERM", "Only segments with records of this term.", min=0)] = None,
     state: Annotated[
-        StateName | None,
-        typer.Option(
-            metavar="STATE", help="Only segments in this state: copy-started, copy-finished or delete-started."
-        ),
+        StateName | None, option("STATE", "Only segments in this state: copy-started, copy-finished or delete-started.")
     ] = None,
 ) -> None:
     """List the segments by first offset, from their events: offsets, size, state, terms, newest record, id.
@@ -193,8 +188,7 @@ def map_(
     log: Place,
     *,
     width: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=20, help="How many columns the picture has; by default those of the terminal."),
+        int | None, option("N", "How many columns the picture has; by default those of the terminal.", min=20)
     ] = None,
 ) -> None:
     """Draw which offsets are in which tier: segments in alternating shades, the hot tier below, and holes if any.

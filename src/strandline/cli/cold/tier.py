@@ -31,6 +31,7 @@ from strandline.cli.shared.common import (
 from strandline.cli.shared.groups import group
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import Metrics
+from strandline.cli.shared.options import flag, option
 from strandline.cli.shared.pools import is_on_spark, task_pool
 from strandline.model.retention import parse_retention
 from strandline.model.segments import SegmentMetadata
@@ -64,20 +65,16 @@ class SegmentOptions:
     linger: Annotated[Any, span_of_time("How long records wait at most for a segment to be filled.")] = "1h"
     retention: Annotated[
         str,
-        typer.Option(
-            "--retention",
-            metavar="POLICY",
-            parser=retention_policy,
-            help="Retention of the cold tier, oldest first and only segments that no slot needs: forever, consumed, "
+        option(
+            "POLICY",
+            "Retention of the cold tier, oldest first and only segments that no slot needs: forever, consumed, "
             "age:90d or bytes:10TiB.",
+            parser=retention_policy,
         ),
     ] = "forever"
     snapshots: Annotated[
         str | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="A folder of this tierer's own, so that the next start need not read all events again.",
-        ),
+        option("FOLDER", "A folder of this tierer's own, so that the next start need not read all events again."),
     ] = None
 
     @property
@@ -99,18 +96,15 @@ class SegmentOptions:
 def attach(
     log: Place,
     *,
-    store: Annotated[
-        str | None, typer.Option(metavar="URL", help="Where segments are put; by default 'cold' beside the log.")
-    ] = None,
+    store: Annotated[str | None, option("URL", "Where segments are put; by default 'cold' beside the log.")] = None,
     events: Annotated[
         str | None,
-        typer.Option(
-            metavar="URL",
-            help="Where their events are: an address, by default 'events' in that store, or kafka://host:port/topic.",
+        option(
+            "URL", "Where their events are: an address, by default 'events' in that store, or kafka://host:port/topic."
         ),
     ] = None,
     partitions: Annotated[
-        int, typer.Option(metavar="N", min=1, help="How many partitions the events have; logs may share them.")
+        int, option("N", "How many partitions the events have; logs may share them.", min=1)
     ] = PARTITIONS,
 ) -> None:
     """Give a log a cold tier: durably record the addresses of its segments and events. Nothing is copied yet.
@@ -140,9 +134,7 @@ def attach(
 def run(
     log: Place,
     *,
-    everything: Annotated[
-        bool, typer.Option("--all", help="Also copy what fills no segment yet and has not waited long.")
-    ] = False,
+    everything: Annotated[bool, flag("Also copy what fills no segment yet and has not waited long.", "--all")] = False,
     segments: SegmentOptions,
     workers: Workers = None,
 ) -> None:
@@ -241,11 +233,9 @@ def _each(segments: Iterable[SegmentMetadata]) -> list[dict[str, Any]]:
 def compact(
     log: Place,
     *,
-    purge: Annotated[
-        bool, typer.Option("--purge", help="Also erase, for good, the values of keys that were purged later.")
-    ] = False,
+    purge: Annotated[bool, flag("Also erase, for good, the values of keys that were purged later.", "--purge")] = False,
     everything: Annotated[
-        bool, typer.Option("--all", help="Merge any two small segments, not only many or those that fill one.")
+        bool, flag("Merge any two small segments, not only many or those that fill one.", "--all")
     ] = False,
     target: Target = _TARGET,
     workers: Workers = None,
@@ -298,10 +288,7 @@ def _compacted(done: Compacted, seconds: float, *, stopped: bool) -> str:
 def truncate(
     log: Place,
     *,
-    since: Annotated[
-        int,
-        typer.Option("--from", metavar="OFFSET", min=0, help="The first offset that is removed from the cold tier."),
-    ],
+    since: Annotated[int, option("OFFSET", "The first offset that is removed from the cold tier.", "--from", min=0)],
     yes: Yes = False,
 ) -> None:
     """Remove everything from an offset on from the cold tier, for good: the log itself diverges there.
@@ -331,7 +318,7 @@ def serve(
     *,
     interval: Annotated[Any, span_of_time("How long to wait between two rounds, a second at least.")] = "10s",
     segments: SegmentOptions,
-    compact: Annotated[bool, typer.Option("--compact", help="Also merge small segments, once an hour.")] = False,
+    compact: Annotated[bool, flag("Also merge small segments, once an hour.", "--compact")] = False,
     metrics: Metrics,
 ) -> None:
     """Keep the cold tier in step with its log, round after round, until Ctrl-C or SIGTERM.

@@ -35,6 +35,7 @@ from strandline.cli.demo.report import DemoEvent, DemoResult, Sample, event_line
 from strandline.cli.logs.lag import current_lag
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import guarded
+from strandline.cli.shared.options import option
 from strandline.errors import MissingExtra, NotReady, StrandlineError
 from strandline.log.object.log import open_log
 from strandline.storage.retry import Backoff
@@ -73,9 +74,9 @@ _PARAGRAPH: Final = 100
 @guarded
 def demo(
     *,
-    records: Annotated[int, typer.Option(metavar="N", min=1000, help="How many changes.")] = 1_000_000,
+    records: Annotated[int, option("N", "How many changes.", min=1000)] = 1_000_000,
     dir: Annotated[  # noqa: A002
-        Path | None, typer.Option(metavar="FOLDER", help="Keep log, table and report in this new folder.")
+        Path | None, option("FOLDER", "Keep log, table and report in this new folder.")
     ] = None,
 ) -> None:
     """Kill a Spark pipeline at its worst moments, delete its checkpoint, and count what is wrong: nothing.

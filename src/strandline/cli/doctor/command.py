@@ -17,6 +17,7 @@ from strandline.cli.doctor.machine import machine
 from strandline.cli.doctor.place import StoreChecks, disk_line, log_lines, other_line
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import guarded
+from strandline.cli.shared.options import argument
 from strandline.cli.shared.targets import folder_at
 from strandline.storage.objects.urls import open_store
 
@@ -27,8 +28,7 @@ _WORST_FIRST: Final = (CheckStatus.PROBLEM, CheckStatus.WARNING, CheckStatus.OK)
 @guarded
 def doctor(
     url: Annotated[
-        str | None,
-        typer.Argument(metavar="URL", help="A log, or a place for one: a folder, file://, s3://, gs:// or az://."),
+        str | None, argument("URL", "A log, or a place for one: a folder, file://, s3://, gs:// or az://.")
     ] = None,
 ) -> None:
     """Check that all requirements are met: Python, packages, extras, Java; and the store at URL.

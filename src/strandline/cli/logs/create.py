@@ -12,6 +12,7 @@ from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLogAt, LogPlace
 from strandline.cli.shared.common import connecting, retention_option
 from strandline.cli.shared.decoding import codec_by, named_format
+from strandline.cli.shared.options import option
 from strandline.errors import NotALog, WrongKind
 from strandline.tier.read.tiered_log import hot_tier
 
@@ -26,16 +27,9 @@ def create(
     retention: Annotated[str | None, retention_option("What the log")] = None,
     value: Annotated[
         Literal["json", "avro", "messagepack", "arrow"] | None,
-        typer.Option(
-            "--value",
-            metavar="FORMAT",
-            help="The format of its values, with --schema: json (the default), avro, messagepack or arrow.",
-        ),
+        option("FORMAT", "The format of its values, with --schema: json (the default), avro, messagepack or arrow."),
     ] = None,
-    schema: Annotated[
-        Path | None,
-        typer.Option("--schema", metavar="FILE", help="The fields of its values: a JSON Schema or an Avro schema."),
-    ] = None,
+    schema: Annotated[Path | None, option("FILE", "The fields of its values: a JSON Schema or an Avro schema.")] = None,
 ) -> None:
     """Make a log: plain bytes, or typed, with the format of its values on record.
 

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Annotated, Any, Final
 from uuid import UUID
 
-import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
@@ -23,6 +22,7 @@ from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, AnyLogAt, open_shared
 from strandline.cli.shared.common import QueueFormatOption, connecting
 from strandline.cli.shared.decoding import named_format
+from strandline.cli.shared.options import option
 from strandline.cli.shared.text import escaped
 from strandline.log.object.maintain.slot_lag import HeadListing
 from strandline.log.slots.slot_lag import records_kept, slot_lags
@@ -167,8 +167,7 @@ def lag(
     place: AnyLogAt,
     *,
     watch: Annotated[
-        float | None,
-        typer.Option(metavar="[SECONDS]", min=0.1, help=f"Repeat, by default every {EVERY:.0f} seconds."),
+        float | None, option("[SECONDS]", f"Repeat, by default every {EVERY:.0f} seconds.", min=0.1)
     ] = None,
     format: QueueFormatOption = None,  # noqa: A002
 ) -> None:

@@ -26,6 +26,7 @@ from strandline.cli.shared.common import (
     stop_on_signal,
 )
 from strandline.cli.shared.field_options import FieldOptions
+from strandline.cli.shared.options import argument, flag, option
 from strandline.cli.shared.text import parse_line
 from strandline.errors import InvalidInput
 from strandline.formats.json.records import InputRecord, parse_record, record_table
@@ -50,46 +51,36 @@ def produce(
     place: AnyLogAt,
     files: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="FILE",
-            help="Files or folders of JSON lines, CSV, Parquet or Arrow; without any, standard input is read.",
-        ),
+        argument("FILE", "Files or folders of JSON lines, CSV, Parquet or Arrow; without any, standard input is read."),
     ] = None,
     *,
     format: Annotated[  # noqa: A002
         InputFormat | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="Of standard input: lines (the default) or json, as 'tail --json' prints it. Of files: jsonl, csv, "
+        option(
+            "FORMAT",
+            "Of standard input: lines (the default) or json, as 'tail --json' prints it. Of files: jsonl, csv, "
             "parquet or arrow; by default their names say it.",
         ),
     ] = None,
     rows: FieldOptions,
     headers: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="FIELD", help="One that becomes a header of its name; may be repeated.", rich_help_panel=_FILES
-        ),
+        option("FIELD", "One that becomes a header of its name; may be repeated.", rich_help_panel=_FILES),
     ] = None,
     resume: Annotated[
-        bool,
-        typer.Option("--resume", help="Continue behind the rows that the log has already.", rich_help_panel=_FILES),
+        bool, flag("Continue behind the rows that the log has already.", "--resume", rich_help_panel=_FILES)
     ] = False,
     source: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The name by which the log knows the files; by default their addresses.",
-            rich_help_panel=_FILES,
+        option(
+            "NAME", "The name by which the log knows the files; by default their addresses.", rich_help_panel=_FILES
         ),
     ] = None,
     key_separator: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Splits a line into key and value; without it a line is a value.")
+        str | None, option("TEXT", "Splits a line into key and value; without it a line is a value.")
     ] = None,
     count: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Number of records to make up instead of reading standard input."),
+        int | None, option("N", "Number of records to make up instead of reading standard input.", min=1)
     ] = None,
     create: Create = False,
     retention: Annotated[str | None, retention_option("With --create: what the log")] = None,

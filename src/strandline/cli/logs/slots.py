@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any
 
-import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -24,6 +23,7 @@ from strandline.cli.shared.common import (
     span_of_time,
 )
 from strandline.cli.shared.groups import ListingGroup, group
+from strandline.cli.shared.options import argument, option
 from strandline.cli.shared.text import parse_start
 from strandline.errors import NotFound
 from strandline.model.cursor import SECOND
@@ -38,15 +38,15 @@ slots = group(
 )
 
 _OFF = "; 0 switches it off"
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The slot's name.")]
+Name = Annotated[str, argument("NAME", "The slot's name.")]
 At = Annotated[
     Any,
-    typer.Option(
-        "--at",
-        metavar="WHERE",
-        parser=parse_start,
-        help="The next record that its consumer needs: beginning, retained, now, an offset, or a time, which means "
+    option(
+        "WHERE",
+        "The next record that its consumer needs: beginning, retained, now, an offset, or a time, which means "
         "what was listed then or later.",
+        "--at",
+        parser=parse_start,
     ),
 ]
 
@@ -208,8 +208,7 @@ def _advice(slot: NodeSlot, now: int) -> str | None:
 def retention(
     url: Url,
     policy: Annotated[
-        str | None,
-        typer.Argument(metavar="POLICY", help="forever, consumed, age:7d or bytes:100GiB.", parser=retention_policy),
+        str | None, argument("POLICY", "forever, consumed, age:7d or bytes:100GiB.", parser=retention_policy)
     ] = None,
     *,
     slot_lag: Annotated[int | None, size(f"Invalidate a slot that is more bytes behind{_OFF}.")] = None,

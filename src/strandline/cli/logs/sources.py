@@ -13,6 +13,7 @@ from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import object_log_at
 from strandline.cli.shared.common import Url, Yes, confirm, guarded
 from strandline.cli.shared.groups import ListingGroup, group
+from strandline.cli.shared.options import argument
 from strandline.cli.shared.text import escaped
 from strandline.log.writers.numbered import MAX_SOURCES
 
@@ -48,9 +49,7 @@ def list_(url: Url) -> None:
 @guarded
 def forget(
     url: Url,
-    source: Annotated[
-        UUID, typer.Argument(metavar="ID", parser=_id, help="The id of the source, as 'sources list' shows it.")
-    ],
+    source: Annotated[UUID, argument("ID", "The id of the source, as 'sources list' shows it.", parser=_id)],
     *,
     yes: Yes = False,
 ) -> None:

@@ -10,7 +10,6 @@ from json import dumps
 from typing import Annotated, Any, Final
 
 import pyarrow as pa
-import typer
 from rich.text import Text
 
 import strandline as sl
@@ -18,6 +17,7 @@ from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, AnyLogAt
 from strandline.cli.shared.common import Follow, Schema, beginning, connecting, span_of_time
 from strandline.cli.shared.decoding import DecodeValues, Unreadable, value_decoder
+from strandline.cli.shared.options import flag, option
 from strandline.cli.shared.text import escaped, moment, readable
 from strandline.errors import InvalidInput, NotReady, SlotInvalid, TransientStorageError
 from strandline.formats.json.records import record_fields, rows_of
@@ -46,12 +46,12 @@ def tail(
     follow: Follow = False,
     limit: Annotated[
         int | None,
-        typer.Option(
+        option(
+            "N",
+            "Number of records after which to end; without --from and --follow, the last N.",
             "--limit",
             "-n",
-            metavar="N",
             min=1,
-            help="Number of records after which to end; without --from and --follow, the last N.",
         ),
     ] = None,
     hold: Annotated[
@@ -60,9 +60,7 @@ def tail(
             "Pin the records still to be read, by a slot that expires this long after it was last renewed (10m)."
         ),
     ] = None,
-    decode: Annotated[
-        bool, typer.Option("--decode", help="Show values decoded, as the log names their format.")
-    ] = False,
+    decode: Annotated[bool, flag("Show values decoded, as the log names their format.", "--decode")] = False,
     schema: Schema = None,
 ) -> None:
     """Print records: offset, time, operation, key and value. Reading claims nothing and moves no slot.

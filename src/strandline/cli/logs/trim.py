@@ -27,6 +27,7 @@ from strandline.cli.shared.common import (
 )
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import Metrics
+from strandline.cli.shared.options import flag
 from strandline.compat.v1.trimming import GRACE, QueueTrimResult
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.log.object.maintain import trimmer
@@ -49,14 +50,12 @@ def trim(
         Any, span_of_time("How long trimmed objects are kept, for readers that had planned to read them.")
     ] = "10m",
     everything: Annotated[
-        bool, typer.Option("--everything", help="Look through all objects, not only those since the last time.")
+        bool, flag("Look through all objects, not only those since the last time.", "--everything")
     ] = False,
     every: Annotated[int | None, span_of_time("Repeat it at this interval, until Ctrl-C or SIGTERM.")] = None,
     metrics: Metrics,
     format: QueueFormatOption = None,  # noqa: A002
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Of a queue-v1: do not ask about a short grace period.")
-    ] = False,
+    yes: Annotated[bool, flag("Of a queue-v1: do not ask about a short grace period.", "--yes", "-y")] = False,
 ) -> None:
     """Trim a log: invalidate slots beyond a limit, unlist what retention and slots allow, delete unneeded objects.
 

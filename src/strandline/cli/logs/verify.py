@@ -15,6 +15,7 @@ from strandline.bulk.verifying import verify as verify_log
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, AnyLogAt, LogPlace
 from strandline.cli.shared.common import Workers, connecting
+from strandline.cli.shared.options import flag, option
 from strandline.cli.shared.pools import task_pool
 from strandline.cli.shared.tables import RowOptions
 from strandline.errors import CorruptData, InvalidInput, NotALog, Unsupported
@@ -39,11 +40,10 @@ def verify(
     place: AnyLogAt,
     *,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Read no records: only check that each object exists and has its size.")
+        bool, flag("Read no records: only check that each object exists and has its size.", "--quick")
     ] = False,
     table: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TABLE", help="Also compare this table with the log; may be repeated."),
+        list[str] | None, option("TABLE", "Also compare this table with the log; may be repeated.")
     ] = None,
     workers: Workers = None,
 ) -> None:

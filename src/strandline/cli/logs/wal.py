@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any, Final
 
-import typer
-
 from strandline.cli.logs.wal_inspection import show_log, show_spool
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import DryRun, guarded
 from strandline.cli.shared.groups import group
+from strandline.cli.shared.options import argument, flag
 from strandline.cli.shared.targets import contents_at
 from strandline.compat.spool.export import export_spool
 from strandline.compat.spool.format import SPOOL
@@ -32,18 +31,16 @@ wal = group(
     short="Inspect, repair, export and migrate a write-ahead log.",
 )
 
-Folder = Annotated[str, typer.Argument(metavar="FOLDER", help="The log's folder.")]
+Folder = Annotated[str, argument("FOLDER", "The log's folder.")]
 _SHOWN: Final = 50
 
 
 @wal.command()
 @guarded
 def inspect(
-    folder: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="The log's folder, or an older spool NAME.logical.wal.")
-    ],
+    folder: Annotated[str, argument("FOLDER", "The log's folder, or an older spool NAME.logical.wal.")],
     *,
-    list_frames: Annotated[bool, typer.Option("--frames", help="List and check every frame.")] = False,
+    list_frames: Annotated[bool, flag("List and check every frame.", "--frames")] = False,
 ) -> None:
     """Show the files of a log: its identity, bounds, files, slots and mark, and which process has it open.
 
@@ -76,9 +73,9 @@ def repair(
     dry_run: DryRun = False,
     forget_slots: Annotated[
         bool,
-        typer.Option(
+        flag(
+            "If slots.json is missing or damaged, make one without slots. Trimmed records may be seen again.",
             "--forget-slots",
-            help="If slots.json is missing or damaged, make one without slots. Trimmed records may be seen again.",
         ),
     ] = False,
 ) -> None:
@@ -155,7 +152,7 @@ def lines(plan: RepairPlan, *, dry_run: bool) -> Iterator[str]:
 @guarded
 def export(
     folder: Folder,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="The spool to write: NAME.logical.wal.")],
+    target: Annotated[str, argument("TARGET", "The spool to write: NAME.logical.wal.")],
 ) -> None:
     """Write everything that is retained as a spool for older programs, with the slots beside it.
 
@@ -177,20 +174,16 @@ def export(
 @wal.command()
 @guarded
 def migrate(
-    path: Annotated[
-        str, typer.Argument(metavar="PATH", help="The spool NAME.logical.wal, or NAME, the folder that is made.")
-    ],
+    path: Annotated[str, argument("PATH", "The spool NAME.logical.wal, or NAME, the folder that is made.")],
     *,
     renumber: Annotated[
         bool,
-        typer.Option(
-            "--renumber",
-            help="Give records whose lsns leave gaps or go back new ones; the header spool-lsn keeps the old.",
+        flag(
+            "Give records whose lsns leave gaps or go back new ones; the header spool-lsn keeps the old.", "--renumber"
         ),
     ] = False,
     valid_prefix: Annotated[
-        bool,
-        typer.Option("--valid-prefix", help="Of a damaged spool, copy the records before the damage; drop the rest."),
+        bool, flag("Of a damaged spool, copy the records before the damage; drop the rest.", "--valid-prefix")
     ] = False,
 ) -> None:
     """Copy a spool of an older version, with its slots, into a folder beside it. The spool is not changed.

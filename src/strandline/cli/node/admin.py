@@ -17,6 +17,7 @@ from strandline.cli.node.node_state import fields, lines, rendered, replica_slot
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import client_security, connection_errors
 from strandline.cli.shared.common import Yes, confirm, connecting, guarded
+from strandline.cli.shared.options import argument, flag, option
 from strandline.cli.shared.targets import contents_at
 from strandline.errors import Fenced, InvalidInput, NotReady
 from strandline.formats.node.state import decode_node
@@ -31,10 +32,7 @@ from strandline.storage.disk import DISK
 _PROMOTION_SECONDS = 120.0
 """How long a node's answer is waited for: as long as several leases."""
 
-Node = Annotated[
-    RemoteLog,
-    typer.Argument(metavar="URL", parser=str, help="The node: grpc://host:port or grpc+tls://host:port."),
-]
+Node = Annotated[RemoteLog, argument("URL", "The node: grpc://host:port or grpc+tls://host:port.", parser=str)]
 
 
 def asking(command: Callable[..., None]) -> Callable[..., None]:
@@ -94,10 +92,10 @@ def promote(
     *,
     force: Annotated[
         bool,
-        typer.Option(
-            "--force",
-            help="Leave out the nodes that do not answer, and lead even from a copy that stopped with a gap or a "
+        flag(
+            "Leave out the nodes that do not answer, and lead even from a copy that stopped with a gap or a "
             "divergence. What only the others have is lost to the log.",
+            "--force",
         ),
     ] = False,
     yes: Yes = False,
@@ -152,9 +150,9 @@ def _waiting(what: str, *, quiet: bool) -> Iterator[None]:
 @asking
 def unregister(
     node: Node,
-    replica: Annotated[str, typer.Argument(metavar="NAME", help="The replica's name.")],
+    replica: Annotated[str, argument("NAME", "The replica's name.")],
     *,
-    keep_slot: Annotated[bool, typer.Option("--keep-slot", help="Keep its slot, for when it returns.")] = False,
+    keep_slot: Annotated[bool, flag("Keep its slot, for when it returns.", "--keep-slot")] = False,
     yes: Yes = False,
 ) -> None:
     """Unregister a replica from the primary at URL, drop its slot, and rotate the key for tickets, which it knows.
@@ -205,15 +203,12 @@ def rebootstrap(node: Node, *, yes: Yes = False) -> None:
 
 @guarded
 def reset_term(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder of a node that does not run.")],
+    folder: Annotated[str, argument("FOLDER", "The folder of a node that does not run.")],
     *,
     to: Annotated[
         int | None,
-        typer.Option(
-            "--to",
-            metavar="TERM",
-            min=0,
-            help="The highest term that counts; by default the one of its records and of its own leading.",
+        option(
+            "TERM", "The highest term that counts; by default the one of its records and of its own leading.", min=0
         ),
     ] = None,
     yes: Yes = False,

@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
-import typer
-
 from strandline.cli.node.admin import Node, asking, node_at
 from strandline.cli.node.node_state import member_lines
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import Yes, confirm, on_interruption
+from strandline.cli.shared.options import argument, flag, option
 from strandline.errors import InvalidInput
 from strandline.model.addresses import check_replica_name
 from strandline.model.node import Membership
@@ -27,15 +26,12 @@ from strandline.storage.env import SYSTEM
 class ChangeOptions:
     """The options of commands that change the nodes of a log, or its policy."""
 
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="How long to wait for the change.")] = (
-        CHANGE_SECONDS
-    )
+    timeout: Annotated[float, option("SECONDS", "How long to wait for the change.", min=0)] = CHANGE_SECONDS
     force: Annotated[
         bool,
-        typer.Option(
+        flag(
+            "Ask the present nodes for nothing: for when a majority is lost for good. What only they have is lost.",
             "--force",
-            help="Ask the present nodes for nothing: for when a majority is lost for good. What only they have is "
-            "lost.",
         ),
     ] = False
     yes: Yes = False
@@ -71,10 +67,10 @@ def _answer(known: Membership, message: str) -> None:
 @asking
 def add(
     node: Node,
-    new: Annotated[str, typer.Argument(metavar="NAME=NODE_URL", help="The new node, and where the others reach it.")],
+    new: Annotated[str, argument("NAME=NODE_URL", "The new node, and where the others reach it.")],
     *,
     vote: Annotated[
-        bool, typer.Option("--vote/--no-vote", help="With a quorum: whether it becomes a voter, once it has caught up.")
+        bool, flag("With a quorum: whether it becomes a voter, once it has caught up.", "--vote/--no-vote")
     ] = True,
     change: ChangeOptions,
 ) -> None:
@@ -95,7 +91,7 @@ def add(
 @asking
 def remove(
     node: Node,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The node to remove.")],
+    name: Annotated[str, argument("NAME", "The node to remove.")],
     *,
     change: ChangeOptions,
 ) -> None:
@@ -116,10 +112,10 @@ def remove(
 def policy(
     node: Node,
     policy: Annotated[  # noqa: A002, RUF100 - the name of the argument
-        str | None, typer.Argument(metavar="[POLICY]", help="local, ack_n(2), quorum(a,b,c) or regions(eu=1,us=1).")
+        str | None, argument("[POLICY]", "local, ack_n(2), quorum(a,b,c) or regions(eu=1,us=1).")
     ] = None,
     *,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Take back the change that is pending.")] = False,
+    cancel: Annotated[bool, flag("Take back the change that is pending.", "--cancel")] = False,
     change: ChangeOptions,
 ) -> None:
     """Show the commit policy and the nodes of the log of the primary at URL, or change the policy.

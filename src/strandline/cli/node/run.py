@@ -17,6 +17,7 @@ from strandline.cli.shared import output as show
 from strandline.cli.shared.common import guarded, retention_policy, stop_on_signal
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import Metrics, listening_place
+from strandline.cli.shared.options import argument, flag
 from strandline.cli.shared.targets import contents_at, is_free
 from strandline.errors import InvalidInput, StorageError
 from strandline.log.folders import FolderKind, refuse_others
@@ -176,7 +177,7 @@ class NodeSecurity:
 @guarded
 @_with_settings
 def run(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The node's own folder; made if need be.")],
+    folder: Annotated[str, argument("FOLDER", "The node's own folder; made if need be.")],
     *,
     limits: ReplicaLimits,
     cold_retention: Annotated[
@@ -189,7 +190,7 @@ def run(
     ] = "forever",
     security: NodeSecurity,
     metrics: Metrics,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Log warnings only.")] = False,
+    quiet: Annotated[bool, flag("Log warnings only.", "--quiet", "-q")] = False,
     **settings: Any,
 ) -> None:
     """Run a node of a replicated log: it leads, or follows the primary, until Ctrl-C or SIGTERM.

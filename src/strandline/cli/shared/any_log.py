@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 from urllib.parse import quote
 
-import typer
-
 import strandline as sl
-from strandline.cli.shared.options import for_nodes, shared
+from strandline.cli.shared.options import argument, for_nodes, shared
 from strandline.cli.shared.targets import contents_at, is_free
 from strandline.compat.v1.log import QueueFormat, QueueLog, open_format
 from strandline.errors import InvalidInput, NotALog, NotFound, NotReady, TransientStorageError, Unsupported, WrongKind
@@ -115,10 +113,10 @@ class LogPlace:
 
 AnyLogAt = Annotated[
     LogPlace,
-    typer.Argument(
-        metavar="URL",
+    argument(
+        "URL",
+        "The log: a folder, file://, s3://, gs://, az://, wal:///folder, or a node at grpc://host:port.",
         parser=LogPlace,
-        help="The log: a folder, file://, s3://, gs://, az://, wal:///folder, or a node at grpc://host:port.",
     ),
 ]
 

@@ -18,7 +18,7 @@ import typer
 
 from strandline.cli.shared import output as show
 from strandline.cli.shared.interruption import end_at_once
-from strandline.cli.shared.options import shared, with_groups
+from strandline.cli.shared.options import argument, flag, option, shared, with_groups
 from strandline.cli.shared.text import escaped, parse_start
 from strandline.compat.v1.log import QueueFormat
 from strandline.errors import Fenced, InvalidInput, ProducerFailed, StrandlineError
@@ -33,35 +33,28 @@ _LOGGER: Final = logging.getLogger("strandline.cli")
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141
 
-Url = Annotated[str, typer.Argument(metavar="URL", help="The log: a folder, file://, s3://, gs:// or az://.")]
+Url = Annotated[str, argument("URL", "The log: a folder, file://, s3://, gs:// or az://.")]
 Place = Annotated[
-    str,
-    typer.Argument(
-        metavar="LOG",
-        help="The log: its address (file://, s3://, gs://, az://, wal:///folder), or its folder.",
-    ),
+    str, argument("LOG", "The log: its address (file://, s3://, gs://, az://, wal:///folder), or its folder.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, flag("Do not ask.", "--yes", "-y")]
 
 
 Workers = Annotated[
     int | None,
-    typer.Option(
+    option(
+        "N",
+        "Number of tasks that run at once in this process; by default one per core. On Spark its cores decide.",
         "--workers",
-        metavar="N",
         min=1,
-        help="Number of tasks that run at once in this process; by default one per core. On Spark its cores decide.",
     ),
 ]
-Until = Annotated[
-    int | None, typer.Option("--until", metavar="OFFSET", help="Where it ends, without it; by default the log's end.")
-]
-Follow = Annotated[bool, typer.Option("--follow", "-f", help="Wait for new records at the end, until Ctrl-C.")]
-Create = Annotated[bool, typer.Option("--create", help="Make the log if there is none.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; show what would be done.")]
+Until = Annotated[int | None, option("OFFSET", "Where it ends, without it; by default the log's end.", "--until")]
+Follow = Annotated[bool, flag("Wait for new records at the end, until Ctrl-C.", "--follow", "-f")]
+Create = Annotated[bool, flag("Make the log if there is none.", "--create")]
+DryRun = Annotated[bool, flag("Change nothing; show what would be done.", "--dry-run")]
 Schema = Annotated[
-    Path | None,
-    typer.Option("--schema", metavar="FILE", help="Decode JSON values by the JSON Schema or Avro schema in this file."),
+    Path | None, option("FILE", "Decode JSON values by the JSON Schema or Avro schema in this file.", "--schema")
 ]
 
 
@@ -106,12 +99,12 @@ def queue_format(text: str) -> QueueFormat:
 
 QueueFormatOption = Annotated[
     QueueFormat | None,
-    typer.Option(
-        "--format",
-        metavar="FORMAT",
-        parser=queue_format,
-        help="For a shared queue instead of a log: queue-v1, or queue-v1:MANIFEST,DATA with their paths below the "
+    option(
+        "FORMAT",
+        "For a shared queue instead of a log: queue-v1, or queue-v1:MANIFEST,DATA with their paths below the "
         "address, by default ingest/manifest and ingest.",
+        "--format",
+        parser=queue_format,
     ),
 ]
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from strandline.bulk.load_files import RecordFields
+from strandline.cli.shared.options import flag
 
 
 def _field(text: str) -> Any:
@@ -24,9 +25,9 @@ class FieldOptions:
     value: Annotated[str | None, _field("The one that is the value; by default the whole row is.")] = None
     truncate_times: Annotated[
         bool,
-        typer.Option(
+        flag(
+            "Cut times that are finer than a microsecond; else they are refused.",
             "--truncate-times",
-            help="Cut times that are finer than a microsecond; else they are refused.",
             rich_help_panel="Rows of files",
         ),
     ] = False

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from strandline.cli.shared.options import flag, option
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.log.lag import lag_of
 from strandline.node.flight.security import is_loopback
@@ -47,15 +48,10 @@ class Metrics:
 
     metrics: Annotated[
         Any,
-        typer.Option(
-            metavar="HOST:PORT",
-            parser=listening_place,
-            help="Serve /metrics for Prometheus here, and /healthz and /readyz.",
-        ),
+        option("HOST:PORT", "Serve /metrics for Prometheus here, and /healthz and /readyz.", parser=listening_place),
     ] = None
     metrics_open: Annotated[
-        bool,
-        typer.Option("--metrics-open", help="Let other machines read them, in plain text and without authentication."),
+        bool, flag("Let other machines read them, in plain text and without authentication.", "--metrics-open")
     ] = False
 
     @contextlib.contextmanager

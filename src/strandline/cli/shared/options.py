@@ -14,6 +14,22 @@ import typer
 P = ParamSpec("P")
 R = TypeVar("R")
 
+
+def option(value: str, text: str, *names: str, **more: Any) -> Any:
+    """An option with the name of its value and its help."""
+    return typer.Option(*names, metavar=value, help=text, **more)
+
+
+def flag(text: str, *names: str, **more: Any) -> Any:
+    """An option without a value."""
+    return typer.Option(*names, help=text, **more)
+
+
+def argument(name: str, text: str, **more: Any) -> Any:
+    """An argument with its name and its help."""
+    return typer.Argument(metavar=name, help=text, **more)
+
+
 _EVERY: Final = "Options of every command, before or after its name"
 _NODES: Final = "The same, to connect to a node"
 

@@ -6,11 +6,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import typer
-
 import strandline as sl
 from strandline.cli.shared.common import Schema
 from strandline.cli.shared.decoding import json_codec
+from strandline.cli.shared.options import argument, option
 from strandline.errors import InvalidInput, Unsupported
 from strandline.log.read.value_format import named_codec
 from strandline.tables.maintain.contract import MaintainedTable
@@ -19,9 +18,9 @@ from strandline.tables.rows.logged import Value
 
 TableUrl = Annotated[
     str,
-    typer.Argument(
-        metavar="TABLE",
-        help="The address of the table: of a Delta table, iceberg://CATALOG/namespace.table, sqlite:FILE#TABLE, or "
+    argument(
+        "TABLE",
+        "The address of the table: of a Delta table, iceberg://CATALOG/namespace.table, sqlite:FILE#TABLE, or "
         "postgresql://host/database#schema.table.",
     ),
 ]
@@ -32,16 +31,12 @@ class RowOptions:
     """The options of commands for a table that say how records become its rows."""
 
     schema: Schema = None
-    key: Annotated[
-        list[str] | None,
-        typer.Option("--key", metavar="COLUMN", help="A column that identifies a row; may be repeated."),
-    ] = None
+    key: Annotated[list[str] | None, option("COLUMN", "A column that identifies a row; may be repeated.")] = None
     tombstones: Annotated[
         Literal["key", "json", "dead-letters"] | None,
-        typer.Option(
-            "--tombstones",
-            metavar="HOW",
-            help="How a delete without a value names its row, with --key: key, the record's key is the text of that "
+        option(
+            "HOW",
+            "How a delete without a value names its row, with --key: key, the record's key is the text of that "
             "column; json, it is a JSON object with it; or dead-letters, it is set aside. Without it the first one is "
             "an error.",
         ),

@@ -14,6 +14,7 @@ from strandline.cli.shared.any_log import AnyLogAt
 from strandline.cli.shared.common import INTERRUPTED, beginning, connecting, stop_on_signal
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import Metrics
+from strandline.cli.shared.options import flag, option
 from strandline.cli.shared.tables import RowOptions, TableUrl, letters_at
 from strandline.errors import NotFound
 from strandline.tables.maintain.contract import MaintainedTable
@@ -27,42 +28,35 @@ def follow(
     *,
     mode: Annotated[
         Literal["latest", "marked", "append", "history"] | None,
-        typer.Option(
-            "--mode",
-            metavar="MODE",
-            help="What a new table keeps: latest, the latest row of each key (the default); marked, the same with "
+        option(
+            "MODE",
+            "What a new table keeps: latest, the latest row of each key (the default); marked, the same with "
             "deleted rows marked; append, every change; or history, every version.",
         ),
     ] = None,
     slot: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The slot that pins what is still to be applied; made if there is none."),
+        str | None, option("NAME", "The slot that pins what is still to be applied; made if there is none.")
     ] = None,
     options: RowOptions,
     raw: Annotated[
-        bool,
-        typer.Option(
-            "--no-decode", help="Keys and values as bytes, also of a log that names the format of its values."
-        ),
+        bool, flag("Keys and values as bytes, also of a log that names the format of its values.", "--no-decode")
     ] = False,
     start: Annotated[
         Any, beginning("Where a new table begins: beginning, retained, now, an offset or a time.")
     ] = "beginning",
     until: Annotated[
-        str, typer.Option(metavar="WHERE", help="Where to stop: end, an offset, or forever, which is until Ctrl-C.")
+        str, option("WHERE", "Where to stop: end, an offset, or forever, which is until Ctrl-C.")
     ] = "forever",
     dead_letters: Annotated[
         str | None,
-        typer.Option(
-            "--dead-letters",
-            metavar="TABLE",
-            help="A second table, for records that cannot become rows; without it such a record is an error. In a SQL "
+        option(
+            "TABLE",
+            "A second table, for records that cannot become rows; without it such a record is an error. In a SQL "
             "database it is named after the table: --dead-letters yes.",
         ),
     ] = None,
     fail_on_letters: Annotated[
-        bool,
-        typer.Option("--fail-on-letters", help="End with status 1 if this run has set records aside."),
+        bool, flag("End with status 1 if this run has set records aside.", "--fail-on-letters")
     ] = False,
     metrics: Metrics,
 ) -> None:

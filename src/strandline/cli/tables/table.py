@@ -21,6 +21,7 @@ from strandline.cli.shared.common import (
     on_interruption,
 )
 from strandline.cli.shared.groups import group
+from strandline.cli.shared.options import argument, flag, option
 from strandline.cli.shared.pools import is_on_spark, spark_session, task_pool
 from strandline.cli.shared.tables import RowOptions, TableUrl, letters_at
 from strandline.cli.shared.text import escaped, readable
@@ -32,14 +33,9 @@ from strandline.tables.maintain.opening import is_in_database
 
 table = group("Look after a table that follows a log.")
 
-FollowedLog = Annotated[
-    LogPlace, typer.Argument(metavar="LOG", parser=LogPlace, help="The address of the log that it follows.")
-]
+FollowedLog = Annotated[LogPlace, argument("LOG", "The address of the log that it follows.", parser=LogPlace)]
 Letters = Annotated[
-    str | None,
-    typer.Option(
-        "--dead-letters", metavar="TABLE", help="The address of its dead-letter table; a SQL database knows it."
-    ),
+    str | None, option("TABLE", "The address of its dead-letter table; a SQL database knows it.", "--dead-letters")
 ]
 
 
@@ -47,9 +43,7 @@ Letters = Annotated[
 @connecting
 def describe(
     url: TableUrl,
-    log: Annotated[
-        LogPlace | None, typer.Argument(metavar="LOG", parser=LogPlace, help="Its log: shows the cursor, too.")
-    ] = None,
+    log: Annotated[LogPlace | None, argument("LOG", "Its log: shows the cursor, too.", parser=LogPlace)] = None,
     *,
     options: RowOptions,
 ) -> None:
@@ -125,18 +119,12 @@ def rebuild(
     ] = None,
     upto: Until = None,
     slot: Annotated[
-        str | None,
-        typer.Option(
-            "--slot", metavar="NAME", help="The follower's slot: it pins what comes behind; made if there is none."
-        ),
+        str | None, option("NAME", "The follower's slot: it pins what comes behind; made if there is none.")
     ] = None,
     into: Annotated[
-        str | None,
-        typer.Option("--into", metavar="TABLE", help="Build a table like this one there, and leave this one as it is."),
+        str | None, option("TABLE", "Build a table like this one there, and leave this one as it is.")
     ] = None,
-    unverified: Annotated[
-        bool, typer.Option("--no-verify", help="Show the new rows without comparing them with the log.")
-    ] = False,
+    unverified: Annotated[bool, flag("Show the new rows without comparing them with the log.", "--no-verify")] = False,
     yes: Yes = False,
 ) -> None:
     """Build all rows of a table again from its log, compare them with it, and replace the old ones in one commit.
@@ -194,8 +182,8 @@ def repair(
 @guarded
 def move(
     url: TableUrl,
-    old: Annotated[str, typer.Argument(metavar="OLD", help="The address of the log that it follows.")],
-    new: Annotated[str, typer.Argument(metavar="NEW", help="The address of the copy that it is to follow.")],
+    old: Annotated[str, argument("OLD", "The address of the log that it follows.")],
+    new: Annotated[str, argument("NEW", "The address of the copy that it is to follow.")],
     *,
     dead_letters: Letters = None,
     options: RowOptions,
@@ -262,9 +250,7 @@ def letters(
     *,
     dead_letters: Letters = None,
     options: RowOptions,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, help="How many are shown, from the first on.")
-    ] = 100,
+    limit: Annotated[int, option("N", "How many are shown, from the first on.", min=1)] = 100,
 ) -> None:
     """Show the dead letters of a table: the records that could not become rows, each with the reason.
 
@@ -324,9 +310,7 @@ def optimize(url: TableUrl) -> None:
 def vacuum(
     url: TableUrl,
     *,
-    hours: Annotated[
-        int, typer.Option("--hours", metavar="N", min=1, help="Keep the files of versions younger than this.")
-    ] = 168,
+    hours: Annotated[int, option("N", "Keep the files of versions younger than this.", min=1)] = 168,
 ) -> None:
     """Remove data files that no version of the last days names, such as those of failed jobs.
 
