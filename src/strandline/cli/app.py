@@ -5,78 +5,45 @@ from __future__ import annotations
 import sys
 from functools import cache
 from importlib import import_module
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 from typer.core import TyperCommand
 
 from strandline.cli.shared import logs
 from strandline.cli.shared.groups import MARKUP, Command, CommandGroup, Commands
-from strandline.cli.shared.options import SharedOptions, begin, with_groups
+from strandline.cli.shared.options import SharedOptions, begin, flag, option, with_groups
 
 USAGE_ERROR: Final[Any] = typer.BadParameter.__base__
 """A command was called wrongly: an unknown option, a missing argument and others."""
 
 COMMANDS: Final = {
-    "create": ("logs.create", "Make a log: plain bytes, or typed, with the format of its values on record."),
-    "describe": (
-        "logs.describe",
-        "Show what a log is: its id, offsets, size, retention, format of values, slots and cold tier. Changes nothing.",
-    ),
-    "produce": ("logs.produce", "Append records: lines of standard input, rows of files, or made-up ones."),
-    "tail": (
-        "logs.tail",
-        "Print records: offset, time, operation, key and value. Reading claims nothing and moves no slot.",
-    ),
-    "follow": ("tables.follow", "Keep a table in step with a log, exactly: rows and position are one commit."),
-    "lag": (
-        "logs.lag",
-        "Show the lag of each slot, in records, bytes and time, and what pins the floor. Changes nothing.",
-    ),
-    "retention": ("logs.slots", "Show or change the retention policy of a log. The next trim applies it."),
-    "trim": (
-        "logs.trim",
-        "Trim a log: invalidate slots beyond a limit, unlist what retention and slots allow, delete unneeded objects.",
-    ),
-    "verify": (
-        "logs.verify",
-        "Verify a log: each offset once and in order, each record intact, slots in bounds, and nothing left over.",
-    ),
-    "promote": ("node.admin", "Make the node at URL the primary, if that loses nothing committed."),
-    "doctor": (
-        "doctor.command",
-        "Check that all requirements are met: Python, packages, extras, Java; and the store at URL.",
-    ),
-    "ingest": ("bulk.ingest", "Append every record of a source to a log, each once and in order."),
-    "export": ("bulk.export", "Write the records of a range into files, each once and in order, with a manifest."),
-    "snapshot": (
-        "bulk.snapshot",
-        "Seal the newest value of each key as a snapshot, from which a store bootstraps and follows on.",
-    ),
-    "load": (
-        "bulk.load",
-        "Append the rows of files to an object log: all of them or none, each once, files by name and rows in order.",
-    ),
-    "upgrade": (
-        "bulk.upgrade",
-        "Copy every batch that a queue-v1 lists now into a log, each once and in order, with its metadata.",
-    ),
-    "quickstart": (
-        "quickstart",
-        "Append, follow into a Delta table, kill the follower half-way, resume, compare. Needs neither Spark nor Java.",
-    ),
-    "demo": (
-        "demo.command",
-        "Kill a Spark pipeline at its worst moments, delete its checkpoint, and count what is wrong: nothing.",
-    ),
-    "slots": ("logs.slots", "List slots and what they retain; create, reset and drop them."),
+    "create": ("logs.create", "Make a log, of plain bytes or with a format of values."),
+    "describe": ("logs.describe", "Show what a log is: offsets, size, retention, values, slots."),
+    "produce": ("logs.produce", "Append records: lines of standard input, or rows of files."),
+    "tail": ("logs.tail", "Print records: offset, time, operation, key and value."),
+    "follow": ("tables.follow", "Keep a table in step with a log, exactly."),
+    "lag": ("logs.lag", "Show how far each slot is behind, and what pins the floor."),
+    "retention": ("logs.slots", "Show or change the retention policy of a log."),
+    "trim": ("logs.trim", "Delete what the retention policy and the slots of a log allow."),
+    "verify": ("logs.verify", "Verify a log: each offset once and in order, each record intact."),
+    "promote": ("node.admin", "Make a node the primary, if that loses nothing committed."),
+    "doctor": ("doctor.command", "Check this machine, and the store of a log."),
+    "ingest": ("bulk.ingest", "Append all records of a source to a log, each once, in order."),
+    "export": ("bulk.export", "Write the records of a range into files, each once, in order."),
+    "snapshot": ("bulk.snapshot", "Seal the newest value of each key, for stores to bootstrap from."),
+    "load": ("bulk.load", "Append the rows of files to an object log: all of them or none."),
+    "upgrade": ("bulk.upgrade", "Copy a queue of version 1 into a log, each batch once."),
+    "quickstart": ("quickstart", "Follow a log into a table, killed half-way: the shortest proof."),
+    "demo": ("demo.command", "Kill Spark at its worst moments, and count what is wrong."),
+    "slots": ("logs.slots", "List, create, reset and drop slots."),
     "sources": ("logs.sources", "List what a log has ingested; forget a source that has ended."),
     "table": ("tables.table", "Look after a table that follows a log."),
     "tier": ("cold.tier", "Give a log a cold tier, and copy what is old into it."),
     "segments": ("cold.segments", "List and draw the segments of a cold tier."),
     "spark": ("spark", "Run a bulk command on Spark's executors."),
     "wal": ("logs.wal", "Inspect, repair, export and migrate a write-ahead log."),
-    "node": ("node", "Run a node of a replicated log; show its replicas and their lag."),
+    "node": ("node", "Run a node of a replicated log, and administer running ones."),
 }
 """The module that defines each command, and its help in the list of commands, which is shown without importing it."""
 
@@ -164,15 +131,14 @@ def _version(wanted: bool) -> None:
 def strandline_(
     *,
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
+        bool, flag("Print the version and stop.", "--version", callback=_version, is_eager=True)
     ] = False,
     log_format: Annotated[
-        logs.LogFormat,
-        typer.Option("--log-format", metavar="text|json", help="Write log messages as text, or as JSON lines."),
-    ] = logs.LogFormat.TEXT,
+        Literal["text", "json"], option("text|json", "Write log messages as text, or as JSON lines.")
+    ] = "text",
     given: SharedOptions,
 ) -> None:
     """A change log in a bucket that tables, caches and replicas follow exactly."""
     del version  # its callback has handled it
-    logs.choose_format(log_format)
+    logs.write_as(log_format)
     begin(given)

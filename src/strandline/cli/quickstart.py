@@ -90,7 +90,9 @@ def compare(table: str, truth: dict[bytes, bytes]) -> dict[str, int]:
 
 @guarded
 def quickstart() -> None:
-    """Append, follow into a Delta table, kill the follower half-way, resume, compare. Needs neither Spark nor Java.
+    """Follow a log into a table, killed half-way: the shortest proof.
+
+    Appends, follows into a Delta table, kills the follower, resumes, compares. Needs neither Spark nor Java.
 
     Example: strandline quickstart
     """

@@ -22,8 +22,7 @@ from strandline.cli.shared.spark_session import started
 from strandline.cli.tables.table import rebuild
 
 spark = group(
-    "Run a bulk command on Spark: the same command, with its tasks on executors instead of threads.",
-    short="Run a bulk command on Spark's executors.",
+    "Run a bulk command on Spark's executors.\n\nThe same command, with its tasks on executors instead of threads."
 )
 _COMMANDS: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
     "export": ("export", export),

@@ -27,9 +27,10 @@ def export(
     ] = "parquet",
     workers: Workers = None,
 ) -> None:
-    """Write the records of a range into files, each once and in order, with a manifest.
+    """Write the records of a range into files, each once, in order.
 
-    Killed at any moment and started again it writes what is missing. On a cluster: 'strandline spark export'.
+    A manifest lists the files. Killed at any moment and started again it writes what is missing. On a cluster:
+    'strandline spark export'.
 
     Example: strandline export s3://bucket/orders ./orders-export --format jsonl
     """

@@ -63,7 +63,7 @@ def ingest(
     workers: Workers = None,
     metrics: Metrics,
 ) -> None:
-    """Append every record of a source to a log, each once and in order.
+    """Append all records of a source to a log, each once, in order.
 
     Killed at any moment and started again it continues: the target holds the position in the source, in the same
     append as the records. Others may append to source and target meanwhile. A large backlog goes into an object log in

@@ -31,11 +31,11 @@ def load(
     workers: Workers = None,
     create: Create = False,
 ) -> None:
-    """Append the rows of files to an object log: all of them or none, each once, files by name and rows in order.
+    """Append the rows of files to an object log: all of them or none.
 
-    Killed at any moment and started again within a day it continues. A job that is in the log is not loaded again;
-    files that changed since it began are refused. Without --value a row is a JSON object, of JSON lines the line
-    itself; a log that names a format of its values gets that.
+    Each once, files by name and rows in order. Killed at any moment and started again within a day it continues. A job
+    that is in the log is not loaded again; files that changed since it began are refused. Without --value a row is a
+    JSON object, of JSON lines the line itself; a log that names a format of its values gets that.
 
     Example: strandline load ./2026-11 s3://bucket/orders --job november --key id
     """

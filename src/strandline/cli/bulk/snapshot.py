@@ -31,7 +31,7 @@ def snapshot(
     publish: Annotated[str | None, option("URL", "Also publish it here, for stores that bootstrap.")] = None,
     workers: Workers = None,
 ) -> None:
-    """Seal the newest value of each key as a snapshot, from which a store bootstraps and follows on.
+    """Seal the newest value of each key, for stores to bootstrap from.
 
     The log has to have its first record, and every record a key. Killed at any moment and started again it continues
     with the same cursor. On a cluster all executors have to reach --scratch.

@@ -25,11 +25,11 @@ def upgrade(
     ] = False,
     yes: Annotated[bool, flag("With --acknowledge: do not ask.", "--yes", "-y")] = False,
 ) -> None:
-    """Copy every batch that a queue-v1 lists now into a log, each once and in order, with its metadata.
+    """Copy a queue of version 1 into a log, each batch once.
 
-    Killed at any moment and started again it continues: its progress is in the target. Producers may
-    append to both meanwhile; run it again for later batches of the queue. The queue is not changed, unless
-    --acknowledge is given.
+    Every batch that it lists now is copied, in order and with its metadata. Killed at any moment and started again it
+    continues: its progress is in the target. Producers may append to both meanwhile; run it again for later batches of
+    the queue. The queue is not changed, unless --acknowledge is given.
 
     Example: strandline upgrade s3://bucket s3://bucket/orders
     """

@@ -25,9 +25,7 @@ from strandline.tier.opening import cold_tier, follow_events
 from strandline.tier.verify import TierView, look_at
 
 segments = group(
-    "List and draw the segments of a log's cold tier. **strandline segments LOG** lists them.",
-    short="List and draw the segments of a cold tier.",
-    cls=ListingGroup,
+    "List and draw the segments of a cold tier.\n\n**strandline segments LOG** lists them.", cls=ListingGroup
 )
 
 _NARROW: Final = 80

@@ -42,10 +42,7 @@ from strandline.tier.opening import cold_cell, cold_tier, log_address, tiering
 from strandline.tier.status import Untiered, untiered
 from strandline.tier.verify import HotLog
 
-tier = group(
-    "Give a log a cold tier, and copy what is old into it: once, or as a service.",
-    short="Give a log a cold tier, and copy what is old into it.",
-)
+tier = group("Give a log a cold tier, and copy what is old into it.")
 
 FENCED: Final = 3
 """The status if another tierer has taken over."""

@@ -79,11 +79,11 @@ def demo(
         Path | None, option("FOLDER", "Keep log, table and report in this new folder.")
     ] = None,
 ) -> None:
-    """Kill a Spark pipeline at its worst moments, delete its checkpoint, and count what is wrong: nothing.
+    """Kill Spark at its worst moments, and count what is wrong.
 
     Several processes append changes of orders to a log while Spark follows it into a typed Delta table. Beside it runs
-    a naive twin that trusts the checkpoint alone. Needs the extras spark, delta and typed, and Java. Ends with status 0
-    only if our tables are exact.
+    a naive twin that trusts the checkpoint alone, which is deleted. Needs the extras spark, delta and typed, and Java.
+    Ends with status 0 only if our tables are exact.
 
     Example: strandline demo --records 200000
     """

@@ -31,11 +31,12 @@ def doctor(
         str | None, argument("URL", "A log, or a place for one: a folder, file://, s3://, gs:// or az://.")
     ] = None,
 ) -> None:
-    """Check that all requirements are met: Python, packages, extras, Java; and the store at URL.
+    """Check this machine, and the store of a log.
 
-    Writes, reads, lists and deletes objects in the store, and checks that it refuses conditional writes whose condition
-    does not hold, also when several race: logs rely on that. Everything happens in a folder doctor-… below the address,
-    which is removed again. Ends with status 1 if there is a problem.
+    Looks at Python, packages, extras and Java. At URL it writes, reads, lists and deletes objects in the store, and
+    checks that it refuses conditional writes whose condition does not hold, also when several race: logs rely on that.
+    Everything happens in a folder doctor-… below the address, which is removed again. Ends with status 1 if there is a
+    problem.
 
     Example: strandline doctor s3://bucket/orders
     """

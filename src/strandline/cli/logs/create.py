@@ -31,7 +31,7 @@ def create(
     ] = None,
     schema: Annotated[Path | None, option("FILE", "The fields of its values: a JSON Schema or an Avro schema.")] = None,
 ) -> None:
-    """Make a log: plain bytes, or typed, with the format of its values on record.
+    """Make a log, of plain bytes or with a format of values.
 
     Producers, tables and readers of a typed log take the format from there. A log that is there already stays as it
     is, and is refused if its values have another format.

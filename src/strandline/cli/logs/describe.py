@@ -25,9 +25,9 @@ _NODE: Final = "log of a node"
 
 @connecting
 def describe(place: AnyLogAt) -> None:
-    """Show what a log is: its id, offsets, size, retention, format of values, slots and cold tier. Changes nothing.
+    """Show what a log is: offsets, size, retention, values, slots.
 
-    Numbers that the log does not know are null in --json.
+    Changes nothing. Numbers that the log does not know are null in --json.
 
     Example: strandline describe s3://bucket/orders
     """

@@ -171,7 +171,9 @@ def lag(
     ] = None,
     format: QueueFormatOption = None,  # noqa: A002
 ) -> None:
-    """Show the lag of each slot, in records, bytes and time, and what pins the floor. Changes nothing.
+    """Show how far each slot is behind, and what pins the floor.
+
+    The lag is in records, bytes and time. Changes nothing.
 
     Example: strandline lag s3://bucket/orders --watch 5
     """

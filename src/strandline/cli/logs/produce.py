@@ -85,7 +85,7 @@ def produce(
     create: Create = False,
     retention: Annotated[str | None, retention_option("With --create: what the log")] = None,
 ) -> None:
-    r"""Append records: lines of standard input, rows of files, or made-up ones.
+    r"""Append records: lines of standard input, or rows of files.
 
     Rows of files become JSON objects, or what a typed log says; the log remembers how many rows it has, so that an
     append that was interrupted continues with --resume, each row once. With --format json, lines of standard input

@@ -31,11 +31,7 @@ from strandline.model.retention import SlotLimits, SlotState, default_limits, pa
 from strandline.node.messages import NodeSlot, SlotKind
 from strandline.tier.read.tiered_log import hot_tier
 
-slots = group(
-    "List, create, reset and drop slots. **strandline slots URL** lists them.",
-    short="List slots and what they retain; create, reset and drop them.",
-    cls=ListingGroup,
-)
+slots = group("List, create, reset and drop slots.\n\n**strandline slots URL** lists them.", cls=ListingGroup)
 
 _OFF = "; 0 switches it off"
 Name = Annotated[str, argument("NAME", "The slot's name.")]
@@ -216,10 +212,10 @@ def retention(
         int | None, span_of_time(f"Invalidate a slot whose holder was not seen for longer{_OFF}.")
     ] = None,
 ) -> None:
-    """Show or change the retention policy of a log. The next trim applies it.
+    """Show or change the retention policy of a log.
 
-    A new policy comes with its default limits for slots, unless you give them: 64 GiB of lag where age or size bounds
-    the log, none otherwise.
+    The next trim applies it. A new policy comes with its default limits for slots, unless you give them: 64 GiB of lag
+    where age or size bounds the log, none otherwise.
 
     Example: strandline retention ./orders age:7d --slot-idle 1d
     """

@@ -18,9 +18,8 @@ from strandline.cli.shared.text import escaped
 from strandline.log.writers.numbered import MAX_SOURCES
 
 sources = group(
-    "List the sources whose positions an object log remembers (ingested logs and topics, Spark streams, series of "
-    f"jobs; {MAX_SOURCES} at most), and forget those that have ended. **strandline sources URL** lists them.",
-    short="List what a log has ingested; forget a source that has ended.",
+    "List what a log has ingested; forget a source that has ended.\n\nSources are ingested logs and topics, Spark "
+    f"streams, series of jobs; a log remembers {MAX_SOURCES} at most. **strandline sources URL** lists them.",
     cls=ListingGroup,
 )
 

@@ -63,12 +63,12 @@ def tail(
     decode: Annotated[bool, flag("Show values decoded, as the log names their format.", "--decode")] = False,
     schema: Schema = None,
 ) -> None:
-    """Print records: offset, time, operation, key and value. Reading claims nothing and moves no slot.
+    """Print records: offset, time, operation, key and value.
 
-    Values that are not UTF-8 are shown in hexadecimal, and with --json in base64. With --decode values are objects with
-    their fields; for one that cannot be decoded the reason is shown, in --json as "error", beside its bytes. With
-    --hold an expiring slot pins the records that are not printed yet: it is renewed while the command runs, and
-    released at its end.
+    Reading claims nothing and moves no slot. Values that are not UTF-8 are shown in hexadecimal, and with --json in
+    base64. With --decode values are objects with their fields; for one that cannot be decoded the reason is shown, in
+    --json as "error", beside its bytes. With --hold an expiring slot pins the records that are not printed yet: it is
+    renewed while the command runs, and released at its end.
 
     Example: strandline tail s3://bucket/orders --follow
     """

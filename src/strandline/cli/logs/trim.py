@@ -57,11 +57,11 @@ def trim(
     format: QueueFormatOption = None,  # noqa: A002
     yes: Annotated[bool, flag("Of a queue-v1: do not ask about a short grace period.", "--yes", "-y")] = False,
 ) -> None:
-    """Trim a log: invalidate slots beyond a limit, unlist what retention and slots allow, delete unneeded objects.
+    """Delete what the retention policy and the slots of a log allow.
 
-    Objects that are trimmed now are deleted by a later run, after the grace period; so are objects that were uploaded
-    but never listed. Safe at any time: the next run finishes what a killed one left. Consumers do the same in the
-    background.
+    First invalidates slots beyond a limit, then unlists batches. Objects that are trimmed now are deleted by a later
+    run, after the grace period; so are objects that were uploaded but never listed. Safe at any time: the next run
+    finishes what a killed one left. Consumers do the same in the background.
 
     A queue-v1 has no slot limits: unlisted batches are deleted when they are older than the grace period, which must be
     the same for all its producers.

@@ -47,12 +47,12 @@ def verify(
     ] = None,
     workers: Workers = None,
 ) -> None:
-    """Verify a log: each offset once and in order, each record intact, slots in bounds, and nothing left over.
+    """Verify a log: each offset once and in order, each record intact.
 
-    Reads both tiers, whole, and compares the records that both have; of a write-ahead log every byte of its files. The
-    log of a node is read from it. Changes nothing, takes no lock, and the log may be used meanwhile. Findings are
-    *damage* (something is lost or wrong), *waste* (an unneeded object takes up space) and *notes*. Ends with status 1
-    if there is damage.
+    Slots have to be in bounds, too, and nothing left over. Reads both tiers, whole, and compares the records that both
+    have; of a write-ahead log every byte of its files. The log of a node is read from it. Changes nothing, takes no
+    lock, and the log may be used meanwhile. Findings are *damage* (something is lost or wrong), *waste* (an unneeded
+    object takes up space) and *notes*. Ends with status 1 if there is damage.
 
     Example: strandline verify s3://bucket/orders --quick
     """

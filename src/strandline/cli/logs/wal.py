@@ -26,10 +26,7 @@ from strandline.log.wal.recover.verify import data_bytes
 from strandline.storage.disk import DISK
 from strandline.storage.env import SYSTEM
 
-wal = group(
-    "Inspect, repair, export and migrate a write-ahead log, which is a folder on this machine.",
-    short="Inspect, repair, export and migrate a write-ahead log.",
-)
+wal = group("Inspect, repair, export and migrate a write-ahead log.")
 
 Folder = Annotated[str, argument("FOLDER", "The log's folder.")]
 _SHOWN: Final = 50

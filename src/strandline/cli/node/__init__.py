@@ -7,9 +7,6 @@ from strandline.cli.node.members import add, policy, remove
 from strandline.cli.node.run import run
 from strandline.cli.shared.groups import group
 
-node = group(
-    "Run a node of a replicated log, and inspect and administer running ones.",
-    short="Run a node of a replicated log; show its replicas and their lag.",
-)
+node = group("Run a node of a replicated log, and administer running ones.")
 for command in (run, topology, status, add, remove, policy, unregister, rotate_keys, rebootstrap, reset_term):
     node.command()(command)

@@ -100,7 +100,7 @@ def promote(
     ] = False,
     yes: Yes = False,
 ) -> None:
-    """Make the node at URL the primary, if that loses nothing committed.
+    """Make a node the primary, if that loses nothing committed.
 
     The node waits until the former primary's lease has expired, and asks the other nodes for their reports. It refuses
     if it is not healthy, if another one has more records, or if too few answer to know: then the status is 1.

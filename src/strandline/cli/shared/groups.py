@@ -108,9 +108,9 @@ class Commands(typer.Typer):
         return super().command(name, cls=cls or Command, **options)
 
 
-def group(text: str, *, short: str | None = None, cls: type[CommandGroup] = CommandGroup) -> Commands:
-    """A group without commands; ``short`` is its help in the list of groups."""
-    return Commands(cls=cls, no_args_is_help=True, help=text, short_help=short, rich_markup_mode=MARKUP)
+def group(text: str, *, cls: type[CommandGroup] = CommandGroup) -> Commands:
+    """A group without commands; the first paragraph of ``text`` is its help in the list of groups."""
+    return Commands(cls=cls, no_args_is_help=True, help=text, rich_markup_mode=MARKUP)
 
 
 def _without_type(param: Any) -> Any:

@@ -6,15 +6,7 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Any, Final
-
-
-class LogFormat(StrEnum):
-    """How log messages are written."""
-
-    TEXT = "text"
-    JSON = "json"
+from typing import Any, Final, Literal
 
 
 class _Text(logging.Formatter):
@@ -60,18 +52,17 @@ _LOGGER: Final = logging.getLogger("strandline")
 _HANDLER: Final = _Stderr()
 
 
-def choose_format(form: LogFormat) -> None:
+def write_as(form: Literal["text", "json"]) -> None:
     """The format of all log messages of this process. As JSON, warnings are written from now on."""
-    text = _Text("%(asctime)s %(levelname)-7s %(message)s")
-    _HANDLER.setFormatter(_Json() if form is LogFormat.JSON else text)
-    if form is LogFormat.JSON:
+    _HANDLER.setFormatter(_Json() if form == "json" else _Text("%(asctime)s %(levelname)-7s %(message)s"))
+    if form == "json":
         log_to_stderr(logging.WARNING)
 
 
 def log_to_stderr(level: int) -> None:
     """Write the package's log messages to standard error, from ``level`` on."""
     if _HANDLER.formatter is None:
-        choose_format(LogFormat.TEXT)
+        write_as("text")
     _LOGGER.handlers[:] = [_HANDLER]
     _LOGGER.setLevel(level)
 

@@ -60,10 +60,11 @@ def follow(
     ] = False,
     metrics: Metrics,
 ) -> None:
-    """Keep a table in step with a log, exactly: rows and position are one commit.
+    """Keep a table in step with a log, exactly.
 
-    Killed at any moment and started again it continues from the position in the table. Two followers of one table
-    cannot both commit. What the table keeps is recorded in it: without --mode, a table that is there stays as it is.
+    Rows and position are one commit: killed at any moment and started again it continues from the position in the
+    table. Two followers of one table cannot both commit. What the table keeps is recorded in it: without --mode, a
+    table that is there stays as it is.
 
     Example: strandline follow ./orders ./tables/orders --slot orders --until end
     """
