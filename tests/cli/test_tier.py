@@ -329,9 +329,12 @@ def test_a_time_outside_the_calendar_is_printed_as_a_number() -> None:
 # --- the map -----------------------------------------------------------------------------------------------------
 
 
-def test_the_map_shows_which_offsets_are_in_which_tier(run: Run, cold: sl.log.ObjectLog) -> None:
+def test_the_map_shows_which_offsets_are_in_which_tier(
+    run: Run, cold: sl.log.ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "48")
     fill(cold.url.removeprefix("file://"), 2, seed=1)
-    done = run("segments", "map", cold.url, "--width", 48)
+    done = run("segments", "map", cold.url)
     assert done.stdout.splitlines() == [
         f"{cold.url}  offsets 0 to 160",
         "        0                                    160",
@@ -342,7 +345,7 @@ def test_the_map_shows_which_offsets_are_in_which_tier(run: Run, cold: sl.log.Ob
     ]
     cold.trim(grace=0)
     begin_copy(cold, 120, 139)
-    assert run("segments", "map", cold.url, "--width", 48).stdout.splitlines()[2:] == [
+    assert run("segments", "map", cold.url).stdout.splitlines()[2:] == [
         "cold    ██████████▓▓▓▓▓▓▓▓▓▓██████████",
         "hot                                   ▒▒▒▒▒▒▒▒▒▒",
         "copying                               +++++",
@@ -512,7 +515,10 @@ def test_findings_from_the_events_alone_are_reported() -> None:
     ]
 
 
-def test_a_hole_and_a_slot_whose_records_are_gone_are_damage(run: Run, cold: sl.log.ObjectLog) -> None:
+def test_a_hole_and_a_slot_whose_records_are_gone_are_damage(
+    run: Run, cold: sl.log.ObjectLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "48")
     cold.trim(grace=0)
     with sl.tier.tiered(cold) as both:
         both.slots.create("slow", 45)
@@ -523,7 +529,7 @@ def test_a_hole_and_a_slot_whose_records_are_gone_are_damage(run: Run, cold: sl.
     assert [(finding["severity"], finding["kind"]) for finding in found] == [("damage", "hole"), ("damage", "slot")]
     assert "offsets 40 to 79 are lost" in found[0]["message"]
     assert "'slow' needs offset 45" in found[1]["message"]
-    text = run("segments", "map", cold.url, "--width", 48).stdout
+    text = run("segments", "map", cold.url).stdout
     assert "holes             !!!!!!!!!!" in text
     assert "HOLE     40 to  79  40 records in neither tier" in text
 

@@ -6,9 +6,8 @@ import shutil
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from itertools import pairwise
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -50,19 +49,8 @@ def tier_seen(place: str) -> TierView:
 # --- list ------------------------------------------------------------------------------------------------------
 
 
-class StateName(StrEnum):
-    """State of a segment."""
-
-    COPY_STARTED = "copy-started"
-    COPY_FINISHED = "copy-finished"
-    DELETE_STARTED = "delete-started"
-
-
-_STYLES: Final = {
-    StateName.COPY_STARTED: "yellow",
-    StateName.COPY_FINISHED: "green",
-    StateName.DELETE_STARTED: "red",
-}
+_STYLES: Final = {"copy-started": "yellow", "copy-finished": "green", "delete-started": "red"}
+"""The states of segments that are listed."""
 
 
 def row_of(segment: SegmentMetadata, spare: Collection[SegmentId]) -> dict[str, Any]:
@@ -72,7 +60,7 @@ def row_of(segment: SegmentMetadata, spare: Collection[SegmentId]) -> dict[str, 
         "end": segment.end,
         "records": segment.end - segment.start + 1,
         "size": segment.size,
-        "state": StateName[segment.state.name],
+        "state": segment.state.name.lower().replace("_", "-"),
         "superseded": segment.state is SegmentState.COPY_FINISHED and segment.segment in spare,
         "terms": segment.terms,
         "max_timestamp": newest(segment.max_timestamp),
@@ -87,7 +75,8 @@ def list_(
     *,
     term: Annotated[int | None, option("TERM", "Only segments with records of this term.", min=0)] = None,
     state: Annotated[
-        StateName | None, option("STATE", "Only segments in this state: copy-started, copy-finished or delete-started.")
+        Literal["copy-started", "copy-finished", "delete-started"] | None,
+        option("STATE", "Only segments in this state: copy-started, copy-finished or delete-started."),
     ] = None,
 ) -> None:
     """List the segments by first offset, from their events: offsets, size, state, terms, newest record, id.
@@ -112,7 +101,7 @@ def rendered(seen: TierView, rows: Sequence[dict[str, Any]]) -> RenderableType:
     """The text output."""
     table = show.table(">start", ">end", ">records", ">size", "state", "~terms", "newest record", "id")
     for row in rows:
-        note = f"{row['state']}, superseded" if row["superseded"] else str(row["state"])
+        note = f"{row['state']}, superseded" if row["superseded"] else row["state"]
         table.add_row(
             f"{row['start']:,}",
             f"{row['end']:,}",
@@ -169,26 +158,14 @@ class Stretch:
     @property
     def where(self) -> str:
         """In words."""
-        match self.cold, self.hot:
-            case True, True:
-                return "both"
-            case True, False:
-                return "cold"
-            case False, True:
-                return "hot"
-            case _:
-                return "neither"
+        if self.cold:
+            return "both" if self.hot else "cold"
+        return "hot" if self.hot else "neither"
 
 
 @segments.command("map")
 @guarded
-def map_(
-    log: Place,
-    *,
-    width: Annotated[
-        int | None, option("N", "How many columns the picture has; by default those of the terminal.", min=20)
-    ] = None,
-) -> None:
+def map_(log: Place) -> None:
     """Draw which offsets are in which tier: segments in alternating shades, the hot tier below, and holes if any.
 
     Records in both tiers are read from the hot tier, until it trims them. Records in neither, between the two, are
@@ -207,7 +184,7 @@ def map_(
     if not found:
         out.print("no records, in neither tier")
         return
-    columns = width or shutil.get_terminal_size((_NARROW, 24)).columns
+    columns = shutil.get_terminal_size((_NARROW, 24)).columns
     for label, row, style in picture(seen.known.segments, found, seen.hot, columns - _LABEL):
         out.print(Text.assemble((f"{label:<{_LABEL}}", "bold"), (row, style)), soft_wrap=True, crop=False)
     for line, style in _legend(found):
