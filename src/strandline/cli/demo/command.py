@@ -108,7 +108,7 @@ def demo(
             with suppress(OSError):
                 folder.path.rmdir()
     document = {**result.fields(), "report": str(report)}
-    show.answer(document, lambda: summary(result, show.out().width), f"Report: {report}")
+    show.answer(document, lambda: summary(result), f"Report: {report}")
     if not result.comparison.exact:
         raise typer.Exit(1)
 
@@ -175,7 +175,7 @@ class Demo:
         spark = self._kill_and_delete_checkpoints(spark)
         self._finish(spark, late)
         self._show("Computing the truth from the generator, and comparing …")
-        self.result.compared = compare(self._folder, truth(self._shape))  # while Spark stops
+        self.result.comparison = compare(self._folder, truth(self._shape))  # while Spark stops
         self._until(lambda _: not spark.running, "Spark to stop")
         self.result.seconds = self._now()
         return self.result

@@ -94,15 +94,14 @@ def _parts(result: DemoResult) -> Iterator[str]:
         f'<li class="{event.kind}"><span>{event.at:.1f} s</span> {escape(event.text)}</li>' for event in result.events
     )
     yield f"<ol>{''.join(steps)}</ol>"
-    if result.lag is not None:
-        yield "<h2>Lag at the end</h2>"
-        slots = (
-            f"<tr><td>{escape(lag.state.name)}</td><td>{lag.state.position:,}</td><td>{lag.records_behind:,}</td>"
-            f"<td>{'pins the floor' if lag.pins_floor else ''}</td></tr>"
-            for _, lag in result.lag.slots
-        )
-        head = "<tr><th>slot</th><th>position</th><th>records behind</th><th></th></tr>"
-        yield f'<div class="wide"><table>{head}{"".join(slots)}</table></div>'
+    yield "<h2>Lag at the end</h2>"
+    slots = (
+        f"<tr><td>{escape(lag.state.name)}</td><td>{lag.state.position:,}</td><td>{lag.records_behind:,}</td>"
+        f"<td>{'pins the floor' if lag.pins_floor else ''}</td></tr>"
+        for _, lag in result.lag.slots
+    )
+    head = "<tr><th>slot</th><th>position</th><th>records behind</th><th></th></tr>"
+    yield f'<div class="wide"><table>{head}{"".join(slots)}</table></div>'
     yield "<h2>How it is measured</h2>"
     yield "".join(f"<p>{escape(paragraph)}</p>" for paragraph in _NOTES.split("\n\n"))
 

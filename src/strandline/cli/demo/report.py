@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, Final
@@ -15,12 +15,8 @@ from strandline.cli.demo.changes import DemoWorkload
 from strandline.cli.demo.comparison import Comparison
 from strandline.cli.logs.lag import Lag
 from strandline.cli.shared import output as show
-from strandline.errors import NotReady
 
 _WINDOW: Final = 5.0
-_WIDE: Final = 140
-_BLOCKS: Final = "▁▂▃▄▅▆▇█"
-_BESIDE: Final = len("orders table   at most 1,000,000")
 _STYLES: Final = {
     "kill": "bold red",
     "checkpoint": "bold magenta",
@@ -59,16 +55,10 @@ class DemoResult:
     workload: DemoWorkload
     samples: list[Sample] = field(default_factory=list)
     events: list[DemoEvent] = field(default_factory=list)
-    lag: Lag | None = None
-    compared: Comparison | None = None
     seconds: float = 0.0
-
-    @property
-    def comparison(self) -> Comparison:
-        """The comparison; ``NotReady`` before the end."""
-        if self.compared is None:
-            raise NotReady("The demo has not ended yet.")
-        return self.compared
+    lag: Lag = field(init=False)
+    """At the end."""
+    comparison: Comparison = field(init=False)
 
     def rates(self) -> dict[str, float]:
         """Records per second: produced, on average while there were producers, and applied by Spark, over the best 5 s.
@@ -94,7 +84,7 @@ class DemoResult:
             "seconds": round(self.seconds, 1),
             "results": asdict(found),
             "rates": {name: round(rate) for name, rate in self.rates().items()},
-            "lag": None if self.lag is None else self.lag.fields(),
+            "lag": self.lag.fields(),
             "events": [asdict(event) for event in self.events],
             "samples": [asdict(sample) for sample in self.samples],
         }
@@ -105,18 +95,15 @@ def event_line(event: DemoEvent) -> RenderableType:
     return show.labelled(Text(f"{event.at:6.1f} s", "dim"), Text(event.text, _STYLES.get(event.kind, "")))
 
 
-def summary(result: DemoResult, width: int = _WIDE) -> RenderableType:
-    """Lag, differences, rates and the result, in ``width`` columns."""
+def summary(result: DemoResult) -> RenderableType:
+    """Lag, differences, rates and the result."""
     rates, found = result.rates(), result.comparison
     states = {"orders table": found.orders, "naive twin, as a view": found.naive_state}
     changes = {"all changes": found.changes, "naive twin": found.naive}
     records = f"{result.workload.records:,}"
-    parts: list[RenderableType] = []
-    if result.lag is not None:
-        parts += ["\nLag at the end:", result.lag.rendered()]
-    parts += [
-        "\nRecords behind the end of the log, over time:",
-        *(f"{name:<14}{sparkline(lags, min(80, width - _BESIDE))}" for name, lags in _lags(result.samples).items()),
+    return Group(
+        "\nLag at the end:",
+        result.lag.rendered(),
         "",
         _differences("The latest value of each key, against the truth", states),
         "",
@@ -124,29 +111,9 @@ def summary(result: DemoResult, width: int = _WIDE) -> RenderableType:
         "",
         f"Produced, paced:     {rates['produced']:>9,.0f} records/s",
         f"Followed, with Spark:{rates['followed']:>10,.0f} records/s, over the best 5 seconds",
-    ]
-    parts += [f"Started three times, killed twice, {show.seconds(result.seconds)} in all.\n", _verdict(found)]
-    return Group(*parts)
-
-
-def _lags(samples: Sequence[Sample]) -> dict[str, list[int]]:
-    readers = {"orders table": "orders", "naive twin": "naive", "all changes": "changes"}
-    return {
-        title: [max(0, sample.produced - getattr(sample, name)) for sample in samples]
-        for title, name in readers.items()
-    }
-
-
-def sparkline(values: Sequence[int], width: int = 80) -> str:
-    """Values as a line of blocks, and the largest of them as a number.
-
-    >>> sparkline([0, 10, 70, 35])
-    '▁▂█▄ at most 70'
-    """
-    top, size = max(values, default=0), -(-len(values) // width) or 1
-    peaks = [max(values[at : at + size]) for at in range(0, len(values), size)]
-    blocks = "".join(_BLOCKS[peak * (len(_BLOCKS) - 1) // max(1, top)] for peak in peaks)
-    return f"{blocks} at most {top:,}"
+        f"Started three times, killed twice, {show.seconds(result.seconds)} in all.\n",
+        _verdict(found),
+    )
 
 
 def _differences(title: str, tables: Mapping[str, Any]) -> Table:
