@@ -86,7 +86,7 @@ def _lines(status: TierStatus) -> list[Text]:
         ready = f"; number {status.seen.partition} is ready, with {show.counted(status.seen.events, 'event')}"
         rows += [show.fact("events", events + ready), show.fact("cold", _cold(status.seen))]
         rows += [show.fact("", text, "yellow") for text in _troubles(status.seen)]
-    rows.append(show.fact("hot", _offsets(hot.first, hot.next)))
+    rows.append(show.fact("hot", show.offsets(hot.first, hot.next)))
     rows.append(show.fact("left", _left(status), "" if status.left.records == 0 else "yellow"))
     rows.append(show.fact("tierer", _tierer(status), "red" if status.slot and status.slot.invalid else ""))
     if cold.start:
@@ -94,16 +94,12 @@ def _lines(status: TierStatus) -> list[Text]:
     return rows
 
 
-def _offsets(first: int, end: int) -> str:
-    return f"offsets {first:,} to {end - 1:,}, {show.counted(end - first, 'record')}" if first < end else "no records"
-
-
 def _cold(seen: TierView) -> str:
     finished = seen.known.answering
     if not finished or seen.tiered is None:
         return "nothing yet"
     size = show.size(sum(segment.size for segment in finished))
-    return f"{_offsets(finished[0].start, seen.tiered)}, in {show.counted(len(finished), 'segment')} ({size})"
+    return f"{show.offsets(finished[0].start, seen.tiered)}, in {show.counted(len(finished), 'segment')} ({size})"
 
 
 def _troubles(seen: TierView) -> list[str]:

@@ -73,12 +73,10 @@ def _fields(log: AnyLog, lag: Lag) -> dict[str, Any]:
 
 def _lines(fields: dict[str, Any], lag: Lag) -> Iterator[Text]:
     """The text output."""
-    first, end = fields["first"], fields["next"]
     yield Text.assemble((lag.url, "bold"), f"  {fields['kind']}")
     yield show.fact("id", fields["log_id"])
     size = "" if fields["bytes"] is None else f" ({show.size(fields['bytes'])} in its own tier)"
-    held = f"offsets {first:,} to {end - 1:,}, {show.counted(end - first, 'record')}" if first < end else "no records"
-    yield show.fact("holds", held + size)
+    yield show.fact("holds", show.offsets(fields["first"], fields["next"]) + size)
     decided = "decided by the process that writes it"
     yield show.fact("retention", decided if lag.retention is None else f"{lag.retention}: {show.policy(lag.retention)}")
     yield show.fact("values", _values(fields))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from json import dumps
 from typing import Annotated, Any, Final
 
@@ -16,7 +16,7 @@ import strandline as sl
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, AnyLogAt
 from strandline.cli.shared.common import Follow, Schema, beginning, connecting, span_of_time
-from strandline.cli.shared.decoding import DecodeValues, Unreadable, value_decoder
+from strandline.cli.shared.decoding import Unreadable, value_decoder
 from strandline.cli.shared.options import flag, option
 from strandline.cli.shared.text import escaped, moment, readable
 from strandline.errors import InvalidInput, NotReady, SlotInvalid, TransientStorageError
@@ -74,32 +74,15 @@ def tail(
     """
     with place.reading() as log:
         values = value_decoder(log, schema) if decode or schema is not None else None
-        _show(log, since, values, follow=follow, limit=limit, hold=hold)
-
-
-def _show(
-    log: AnyLog,
-    since: Start | None,
-    values: DecodeValues | None,
-    *,
-    follow: bool,
-    limit: int | None,
-    hold: int | None,
-) -> None:
-    cursor = _start(log, since, _LAST if limit is None or follow else limit)
-    holding: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda _: None)
-    if hold is not None:
-        if not isinstance(log, sl.log.ObjectLog | sl.tier.TieredLog):
-            raise InvalidInput(f"--hold is for an object log: create a slot in {log.url} instead ('strandline slots').")
-        holding = held(log, cursor.next, hold)
-    try:
-        with holding as still_needed:
-            for batch in _batches(log, cursor, still_needed, follow=follow, limit=limit):
-                _print(batch, None if values is None else values(batch))
-    except KeyboardInterrupt:
-        if not follow:
-            raise
-        # Ctrl-C ends following.
+        cursor = _start(log, since, _LAST if limit is None or follow else limit)
+        try:
+            with held(log, cursor.next, hold) as still_needed:
+                for batch in _batches(log, cursor, still_needed, follow=follow, limit=limit):
+                    _print(batch, None if values is None else values(batch))
+        except KeyboardInterrupt:
+            if not follow:
+                raise
+            # Ctrl-C ends following.
 
 
 def _start(log: AnyLog, since: Start | None, last: int) -> sl.Cursor:
@@ -115,12 +98,17 @@ def _start(log: AnyLog, since: Start | None, last: int) -> sl.Cursor:
 
 
 @contextmanager
-def held(log: sl.log.ObjectLog | sl.tier.TieredLog, position: int, seconds: float) -> Iterator[Callable[[int], None]]:
+def held(log: AnyLog, position: int, seconds: float | None) -> Iterator[Callable[[int], None]]:
     """Pin the records from ``position`` on; yields a function to call with the next position that is needed.
 
     If the hold expired meanwhile, because the reader of the output was slow or the machine slept, it is acquired again;
     ``CursorExpired`` if that is too late.
     """
+    if seconds is None:
+        yield lambda _: None
+        return
+    if not isinstance(log, sl.log.ObjectLog | sl.tier.TieredLog):
+        raise InvalidInput(f"--hold is for an object log: create a slot in {log.url} instead ('strandline slots').")
     hold, renewed = log.hold(position, seconds), time.monotonic()
 
     def still_needed(position: int) -> None:

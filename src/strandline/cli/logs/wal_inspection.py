@@ -81,10 +81,7 @@ def _bounds(found: WalFolder) -> str:
     term = "" if found.term is None else f", in term {found.term}"
     if found.start == found.next:
         return f"no records; the next one gets offset {found.next:,}{term}, {how}"
-    return (
-        f"offsets {found.start:,} to {found.next - 1:,}, "
-        f"{show.counted(found.next - found.start, 'record')}{term}, {how}"
-    )
+    return f"{show.offsets(found.start, found.next)}{term}, {how}"
 
 
 def _file_table(found: WalFolder) -> Table:

@@ -292,6 +292,15 @@ def counted(count: int, one: str, many: str | None = None) -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def offsets(first: int, end: int) -> str:
+    """The offsets of records, up to ``end``, without it.
+
+    >>> offsets(0, 1500), offsets(7, 7)
+    ('offsets 0 to 1,499, 1,500 records', 'no records')
+    """
+    return f"offsets {first:,} to {end - 1:,}, {counted(end - first, 'record')}" if first < end else "no records"
+
+
 def rate(per_second: float, one: str) -> str:
     """How many things per second.
 
