@@ -287,13 +287,8 @@ def note_on(slot: NodeSlot) -> tuple[str, str]:
 
 
 def _named(slot: NodeSlot) -> str:
-    match slot.kind:
-        case SlotKind.REPLICA:
-            return f"replica {slot.lag.state.name!r}"
-        case SlotKind.TIER:
-            return "the tierer"
-        case SlotKind.CONSUMER:
-            return repr(slot.lag.state.name)
+    name = "the tierer" if slot.kind is SlotKind.TIER else repr(slot.lag.state.name)
+    return f"replica {name}" if slot.kind is SlotKind.REPLICA else name
 
 
 def silent_replicas(seen: Lag) -> list[str]:

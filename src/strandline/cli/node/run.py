@@ -10,14 +10,12 @@ from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from typing import Annotated, Any, Final, get_args, get_type_hints
 
-import typer
-
 from strandline.cli.node.admin import node_at
 from strandline.cli.shared import output as show
 from strandline.cli.shared.common import guarded, retention_policy, stop_on_signal
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import Metrics, listening_place
-from strandline.cli.shared.options import argument, flag
+from strandline.cli.shared.options import argument, flag, option
 from strandline.cli.shared.targets import contents_at, is_free
 from strandline.errors import InvalidInput, StorageError
 from strandline.log.folders import FolderKind, refuse_others
@@ -32,9 +30,8 @@ PORT: Final = 7450
 _LOOK: Final = 0.2
 _LOOKS_FOR_PRIMARY: Final = 10
 """How often the state is read before the node is reported as connecting."""
-_writes: Final = partial(typer.Option, rich_help_panel="Commits and retention")
-_cold: Final = partial(typer.Option, rich_help_panel="The cold tier")
-_security: Final = partial(typer.Option, rich_help_panel="Security")
+_writes: Final = partial(option, rich_help_panel="Commits and retention")
+_security: Final = partial(option, "FILE", rich_help_panel="Security")
 
 
 def other_nodes(given: Sequence[str]) -> dict[str, str]:
@@ -75,14 +72,14 @@ def _settings() -> Iterator[inspect.Parameter]:
     for panel, names in _PANELS.items():
         for name in names.split():
             hint, *_, said = get_args(hints[name])
-            flag, default, parser = _GIVEN.get(name, (f"--{name.replace('_', '-')}", known[name].default, None))
+            given, default, parser = _GIVEN.get(name, (f"--{name.replace('_', '-')}", known[name].default, None))
             kind = list[str] if name == "nodes" else hint if hint in (bool, float) else str
-            option: Any = typer.Option(flag, help=said.help, metavar=said.value, parser=parser, rich_help_panel=panel)
+            shown = option(said.value, said.help, given, parser=parser, rich_help_panel=panel)
             yield inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=inspect.Parameter.empty if default is MISSING else default,
-                annotation=Annotated[kind, option],
+                annotation=Annotated[kind, shown],
             )
 
 
@@ -100,21 +97,20 @@ class ReplicaLimits:
     max_lag_bytes: Annotated[
         int | None,
         _writes(
-            metavar="SIZE",
+            "SIZE",
+            "A replica further behind no longer pins records, and has to bootstrap; 0: never.",
             parser=parse_bytes,
-            help="A replica further behind no longer pins records, and has to bootstrap; 0: never.",
             show_default="64 GiB where age or size bounds the log",
         ),
     ] = None
     max_idle: Annotated[
-        int | None,
-        _writes(metavar="TIME", parser=parse_seconds, help="The same for a replica that is silent for longer."),
+        int | None, _writes("TIME", "The same for a replica that is silent for longer.", parser=parse_seconds)
     ] = None
     slow_at: Annotated[
-        int, _writes(metavar="RECORDS", min=0, help="Slow writers down while a replica is this far behind; 0: never.")
+        int, _writes("RECORDS", "Slow writers down while a replica is this far behind; 0: never.", min=0)
     ] = 0
     refuse_at: Annotated[
-        int, _writes(metavar="RECORDS", min=0, help="Refuse writers while a replica is this far behind; 0: never.")
+        int, _writes("RECORDS", "Refuse writers while a replica is this far behind; 0: never.", min=0)
     ] = 0
 
     def of_slots(self, retention: str) -> SlotLimits:
@@ -135,31 +131,23 @@ class NodeSecurity:
     """How a node authenticates its callers, and itself."""
 
     tokens: Annotated[
-        str | None,
-        _security(metavar="FILE", help="Admit callers with a token of this file, which has lines 'name roles token'."),
+        str | None, _security("Admit callers with a token of this file, which has lines 'name roles token'.")
     ] = None
-    token: Annotated[
-        str | None, _security(metavar="FILE", help="The token with which this node authenticates to others.")
-    ] = None
-    cert: Annotated[str | None, _security(metavar="FILE", help="Its certificate, for TLS (PEM).")] = None
-    key: Annotated[str | None, _security(metavar="FILE", help="Its key (PEM).")] = None
-    ca: Annotated[
-        str | None, _security(metavar="FILE", help="The authority that signs the other nodes' certificates (PEM).")
-    ] = None
+    token: Annotated[str | None, _security("The token with which this node authenticates to others.")] = None
+    cert: Annotated[str | None, _security("Its certificate, for TLS (PEM).")] = None
+    key: Annotated[str | None, _security("Its key (PEM).")] = None
+    ca: Annotated[str | None, _security("The authority that signs the other nodes' certificates (PEM).")] = None
     client_ca: Annotated[
         str | None,
-        _security(
-            metavar="FILE",
-            help="Admit only callers with a certificate of this authority; the node shows its own to others.",
-        ),
+        _security("Admit only callers with a certificate of this authority; the node shows its own to others."),
     ] = None
     identity: Annotated[
         list[str] | None,
-        _security(
-            "--identity",
-            metavar="NAME=ROLE,…",
-            help="What the certificate of this name may be: replica, client, admin. The log's nodes are replicas, by "
-            "--node or 'strandline node add'; any other is a client.",
+        option(
+            "NAME=ROLE,…",
+            "What the certificate of this name may be: replica, client, admin. The log's nodes are replicas, by --node "
+            "or 'strandline node add'; any other is a client.",
+            rich_help_panel="Security",
         ),
     ] = None
 
@@ -182,10 +170,11 @@ def run(
     limits: ReplicaLimits,
     cold_retention: Annotated[
         str,
-        _cold(
-            metavar="POLICY",
+        option(
+            "POLICY",
+            "What the cold tier keeps: forever, consumed, age:90d or bytes:10TiB; slots of consumers pin it.",
             parser=retention_policy,
-            help="What the cold tier keeps: forever, consumed, age:90d or bytes:10TiB; slots of consumers pin it.",
+            rich_help_panel="The cold tier",
         ),
     ] = "forever",
     security: NodeSecurity,

@@ -76,13 +76,7 @@ def describe(
 
 @table.command()
 @connecting
-def verify(
-    url: TableUrl,
-    log: FollowedLog,
-    *,
-    options: RowOptions,
-    workers: Workers = None,
-) -> None:
+def verify(url: TableUrl, log: FollowedLog, *, options: RowOptions, workers: Workers = None) -> None:
     """Compare each row of a table with its log, up to the table's cursor. Changes nothing.
 
     Ends with status 1 if there is a difference.
@@ -155,12 +149,7 @@ def rebuild(
 
 @table.command()
 @connecting
-def repair(
-    url: TableUrl,
-    log: FollowedLog,
-    *,
-    options: RowOptions,
-) -> None:
+def repair(url: TableUrl, log: FollowedLog, *, options: RowOptions) -> None:
     """Restore a table that others changed to its last version that is known to be right.
 
     Example: strandline table repair ./tables/orders ./orders
@@ -212,13 +201,7 @@ def move(
 
 @table.command()
 @connecting
-def replay(
-    url: TableUrl,
-    log: FollowedLog,
-    *,
-    dead_letters: Letters = None,
-    options: RowOptions,
-) -> None:
+def replay(url: TableUrl, log: FollowedLog, *, dead_letters: Letters = None, options: RowOptions) -> None:
     """Apply dead letters that can become rows by now, each once and in its place, and remove them.
 
     For after a corrected schema: give the corrected one with --schema, or let the log name it. Letters that still
