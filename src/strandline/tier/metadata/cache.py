@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Final, Self, final
 
 import pyarrow as pa
@@ -177,13 +178,7 @@ class SegmentCache:
 
     def check(self, event: SegmentEvent) -> None:
         """Raise :class:`InvalidInput` if :meth:`apply` would refuse the event; changes nothing."""
-        match event:
-            case SegmentUpdate():
-                self._updatable(event)
-            case SegmentMetadata():
-                self._addable(event)
-            case PartitionDelete():
-                advance_deletion(self._rows.known(event.partition).deletion, event)
+        self._change_by(event)
 
     def apply(self, event: SegmentEvent) -> bool:
         """Apply an event; False for an exact retry of the last event, which changes nothing.
@@ -191,53 +186,43 @@ class SegmentCache:
         Raises:
             InvalidInput: the event is not the next step; nothing was changed.
         """
-        match event:
-            case SegmentUpdate():
-                return self._update(event)
-            case SegmentMetadata():
-                return self._add(event)
-            case PartitionDelete():
-                return self._delete(event)
+        change = self._change_by(event)
+        if change is None:
+            return False
+        change()
+        if self._rows.is_crowded():
+            self._rows.replace_content(load(self.to_tables()))
+        return True
 
-    def _addable(self, event: SegmentMetadata) -> bool:
-        """Whether the add is new; False if it is an exact retry."""
+    def _change_by(self, event: SegmentEvent) -> Callable[[], None] | None:
+        """What an event changes; None for an exact retry. ``InvalidInput`` if it is not the next step."""
+        if isinstance(event, PartitionDelete):
+            known = self._rows.known(event.partition)
+            after = advance_deletion(known.deletion, event)
+            return None if after is known.deletion else partial(self._delete, event.partition, after)
         known = self._rows.known(event.segment.partition)
         row = self._rows.row(known, event.segment.id)
+        if isinstance(event, SegmentUpdate):
+            if row == NONE:
+                check_removed(self._removed.get(event.segment), event)
+            elif (self._rows.columns.state[row], event.state) in UPDATE_STEPS:
+                return partial(self._update, known, row, event)
+            else:
+                update_segment(self._rows.columns.metadata(row, known.key), event)
+            return None
         if row != NONE:
             add_segment(self._rows.columns.metadata(row, known.key), event)
-            return False
+            return None
         check_removed(self._removed.get(event.segment), event)
         if known.is_deleted:
             raise InvalidInput(
                 f"Segment {event.segment} cannot be added: the deletion of its partition has finished. Nothing will "
                 "read it; remove what was copied."
             )
-        return True
+        return partial(self._rows.add, event)
 
-    def _add(self, event: SegmentMetadata) -> bool:
-        if not self._addable(event):
-            return False
-        self._rows.add(event)
-        self._count()
-        return True
-
-    def _updatable(self, event: SegmentUpdate) -> tuple[Partition, int] | None:
-        """The partition and row to update; None if the update is an exact retry."""
-        known = self._rows.known(event.segment.partition)
-        row = self._rows.row(known, event.segment.id)
-        if row == NONE:
-            check_removed(self._removed.get(event.segment), event)
-            return None
-        if (self._rows.columns.state[row], event.state) in UPDATE_STEPS:
-            return known, row
-        update_segment(self._rows.columns.metadata(row, known.key), event)
-        return None
-
-    def _update(self, event: SegmentUpdate) -> bool:
-        found = self._updatable(event)
-        if found is None:
-            return False
-        (known, row), columns, state = found, self._rows.columns, event.state
+    def _update(self, known: Partition, row: int, event: SegmentUpdate) -> None:
+        columns, state = self._rows.columns, event.state
         was_found = columns.state[row] == _FINISHED
         columns.update(row, event)
         if state is SegmentState.DELETE_FINISHED:
@@ -251,20 +236,12 @@ class SegmentCache:
         elif was_found:
             for stretch in columns.stretches(row):
                 self._rows.index_of(known, columns.term[stretch]).withdraw(stretch)
-        self._count()
-        return True
 
-    def _delete(self, event: PartitionDelete) -> bool:
-        before = self._rows.known(event.partition).deletion
-        after = advance_deletion(before, event)
-        if after is before:
-            return False
-        known = self._rows.partition(event.partition)
-        known.deletion = after
+    def _delete(self, partition: TopicPartition, deletion: PartitionDelete) -> None:
+        known = self._rows.partition(partition)
+        known.deletion = deletion
         if known.is_deleted:
             self._rows.clear(known)
-            self._count()
-        return True
 
     def to_tables(self) -> dict[str, pa.Table]:
         """The whole cache as tables; :meth:`from_tables` restores an equal cache."""
@@ -295,8 +272,3 @@ class SegmentCache:
                     f"A snapshot has segment {segment} both as present and as removed: replay the events instead."
                 )
         return made
-
-    def _count(self) -> None:
-        """Count a change; rebuild the columns after many."""
-        if self._rows.is_crowded():
-            self._rows.replace_content(load(self.to_tables()))

@@ -19,12 +19,16 @@ from strandline.model.segments import (
     SegmentUpdate,
 )
 
-_SEGMENT_STEPS: Final[dict[SegmentState, frozenset[SegmentState]]] = {
-    SegmentState.COPY_STARTED: frozenset({SegmentState.COPY_FINISHED, SegmentState.DELETE_STARTED}),
-    SegmentState.COPY_FINISHED: frozenset({SegmentState.DELETE_STARTED}),
-    SegmentState.DELETE_STARTED: frozenset({SegmentState.DELETE_FINISHED}),
-    SegmentState.DELETE_FINISHED: frozenset(),
-}
+UPDATE_STEPS: Final = frozenset(
+    {
+        (SegmentState.COPY_STARTED.value, SegmentState.COPY_FINISHED),
+        (SegmentState.COPY_STARTED.value, SegmentState.DELETE_STARTED),
+        (SegmentState.COPY_FINISHED.value, SegmentState.DELETE_STARTED),
+        (SegmentState.DELETE_STARTED.value, SegmentState.DELETE_FINISHED),
+    }
+)
+"""The valid updates: the number of the state before, and the state after. The cache checks most events against it, and
+builds no :class:`SegmentMetadata` for them."""
 _DELETION_STEPS: Final[dict[PartitionDeleteState | None, PartitionDeleteState | None]] = {
     None: PartitionDeleteState.MARKED,
     PartitionDeleteState.MARKED: PartitionDeleteState.STARTED,
@@ -57,7 +61,7 @@ def update_segment(current: SegmentMetadata | None, event: SegmentUpdate) -> Seg
         custom_metadata=event.custom_metadata,
         state=event.state,
     )
-    if event.state in _SEGMENT_STEPS[current.state]:
+    if (current.state.value, event.state) in UPDATE_STEPS:
         return updated
     # Only an add leads to copy started: an update to it is never the last event again, even if it changes nothing.
     if updated == current and event.state is not SegmentState.COPY_STARTED:
@@ -103,8 +107,3 @@ def check_removed(last: Removed | None, event: SegmentMetadata | SegmentUpdate) 
         raise _refused(f"Segment {event.segment}", SegmentState.DELETE_FINISHED, event.state, _ONCE)
     elif event.state is not SegmentState.DELETE_FINISHED or Removed.by(event) != last:
         raise _refused(f"Segment {event.segment}", SegmentState.DELETE_FINISHED, event.state, _LOOK)
-
-
-UPDATE_STEPS: Final = frozenset((state.value, wanted) for state, steps in _SEGMENT_STEPS.items() for wanted in steps)
-"""The valid updates as (state before, state after). The cache checks most events against it, and builds no
-:class:`SegmentMetadata` for them."""
