@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ from strandline.tier.metadata.cache_tables import (
     neighbours,
     sort_key,
 )
-from strandline.tier.metadata.columns import GONE, LOW, WIDTH, SegmentColumns
+from strandline.tier.metadata.columns import GONE, LOW, WIDTH
 from strandline.tier.metadata.lifecycle import Removed
 
 _BLOCK: Final = 1 << 12
@@ -39,29 +39,20 @@ _FINISHED: Final = SegmentState.COPY_FINISHED.value
 
 def load(tables: Mapping[str, pa.Table]) -> CacheContent:
     """The content of the tables; ``CorruptData`` if no sequence of events leads to it."""
+    content = CacheContent()
     try:
         found = {name: _table(tables, name) for name in SCHEMAS}
-        partitions, deletions = _partitions(found["partitions"])
+        content.partitions, content.deletions = _partitions(found["partitions"])
+        content.removed = _removed(found["removed"], content.partitions)
         there = pa.array(
-            [deletion is None or deletion.state is not PartitionDeleteState.FINISHED for deletion in deletions],
-            pa.bool_(),
+            [one is None or one.state is not PartitionDeleteState.FINISHED for one in content.deletions], pa.bool_()
         )
-        removed = _removed(found["removed"], partitions)
-        highest_keys, highest = _highest(found["highest"], there)
-        return _segments(
-            {name: combined(found["segments"][name]) for name in SEGMENTS.names},
-            there,
-            (highest_keys, highest),
-            {
-                "partitions": partitions,
-                "deletions": deletions,
-                "removed": removed,
-                "highest_keys": _numbers("q", highest_keys),
-                "highest": _numbers("q", highest),
-            },
-        )
+        highest = _highest(found["highest"], there)
+        content.highest_keys, content.highest = (_numbers("q", numbers) for numbers in highest)
+        _load_segments(content, {name: combined(found["segments"][name]) for name in SEGMENTS.names}, there, highest)
     except (InvalidInput, ValueError, TypeError, LookupError, OverflowError, pa.ArrowException) as error:
         raise CorruptData(f"{_BROKEN}: {str(error)[:200]} {_ADVICE}") from error
+    return content
 
 
 _BROKEN: Final = "A snapshot of segments is impossible"
@@ -139,16 +130,16 @@ def _check_partition(partition: pa.Array, there: pa.Array) -> None:
     _require(there.take(partition), "something is left of a partition whose deletion has finished")
 
 
-def _segments(
-    column: dict[str, pa.Array], there: pa.Array, highest: tuple[pa.Array, pa.Array], rest: dict[str, Any]
-) -> CacheContent:
+def _load_segments(
+    content: CacheContent, column: dict[str, pa.Array], there: pa.Array, highest: tuple[pa.Array, pa.Array]
+) -> None:
     partition, start, end, state = (column[name] for name in ("partition", "start", "end", "state"))
     _check_partition(partition, there)
     _require(ascending_pairs(partition, start), "segments are out of order")
     _require(pc.and_(pc.greater_equal(start, 0), pc.less_equal(start, end)), "a segment ends before it starts")
     _require(pc.greater_equal(column["size"], 0), "a segment has less than no bytes")
     _require(pc.and_(pc.greater_equal(state, 0), pc.less(state, GONE)), "a segment is in no state")
-    columns = SegmentColumns()
+    columns = content.columns
     columns.partition = _numbers("i", partition)
     columns.state = _numbers("b", state)
     columns.no_transaction_index = _numbers("b", column["no_transaction_index"].cast(pa.int8()))
@@ -158,9 +149,8 @@ def _segments(
     columns.fixed = _side_by_side(
         [ids[0::2], ids[1::2], *(_numbers("q", column[name].cast(pa.int64())) for name in recorded)]
     )
-    return CacheContent(
-        columns=columns, **rest, **_stretches(columns, column, highest), **_ids(columns, column["by_id"])
-    )
+    _load_ids(content, column["by_id"])
+    _load_stretches(content, column, highest)
 
 
 def _side_by_side(numbers: Sequence[array[int]]) -> array[int]:
@@ -175,8 +165,8 @@ def _side_by_side(numbers: Sequence[array[int]]) -> array[int]:
     return laid
 
 
-def _ids(columns: SegmentColumns, rows: pa.Array) -> dict[str, Any]:
-    count = len(rows)
+def _load_ids(content: CacheContent, rows: pa.Array) -> None:
+    columns, count = content.columns, len(rows)
     _require(pc.and_(pc.greater_equal(rows, 0), pc.less(rows, count)), "the order of ids has rows that are not there")
     low = pa.Array.from_buffers(pa.uint64(), count, [None, pa.py_buffer(columns.fixed[LOW::WIDTH].tobytes())])
     ids = low.take(rows)
@@ -188,12 +178,11 @@ def _ids(columns: SegmentColumns, rows: pa.Array) -> dict[str, Any]:
         alike = rows.filter(pc.is_in(ids, same)).to_pylist()
         known = {(columns.partition[row], columns.id_of(row)) for row in alike}
         _require(len(known) == len(alike), "a segment is there twice")
-    return {"ids": _numbers("Q", ids), "id_rows": _numbers("i", rows)}
+    content.ids, content.id_rows = _numbers("Q", ids), _numbers("i", rows)
 
 
-def _stretches(
-    columns: SegmentColumns, column: dict[str, pa.Array], highest: tuple[pa.Array, pa.Array]
-) -> dict[str, Any]:
+def _load_stretches(content: CacheContent, column: dict[str, pa.Array], highest: tuple[pa.Array, pa.Array]) -> None:
+    columns = content.columns
     lists = [column[name] for name in ("terms", "term_starts", "term_answers")]
     counts = pc.list_value_length(lists[0])
     for other in lists[1:]:
@@ -233,17 +222,12 @@ def _stretches(
     hidden = pc.indices_nonzero(pc.and_not(holds, answers))
     overlapping = pa.concat_arrays([reaching.cast(pa.uint64()), hidden])
     overlapping = overlapping.take(pc.sort_indices(keys.take(overlapping)))
-    return {
-        "keys": _numbers("q", keys if order is None else keys.take(order)),
-        "stretches": _numbers("i", pa.arange(0, len(keys)).cast(pa.int32()))
-        if order is None
-        else _numbers("i", order.cast(pa.int32())),
-        "answering_keys": _numbers("q", answering_keys),
-        "answering": _numbers("i", answering.cast(pa.int32())),
-        "answering_starts": _numbers("q", answering_starts),
-        "overlapping_keys": _numbers("q", keys.take(overlapping)),
-        "overlapping": _numbers("i", overlapping.cast(pa.int32())),
-    }
+    content.keys = _numbers("q", keys if order is None else keys.take(order))
+    content.stretches = _numbers("i", (pa.arange(0, len(keys)) if order is None else order).cast(pa.int32()))
+    content.answering_keys, content.answering_starts = _numbers("q", answering_keys), _numbers("q", answering_starts)
+    content.answering = _numbers("i", answering.cast(pa.int32()))
+    content.overlapping_keys = _numbers("q", keys.take(overlapping))
+    content.overlapping = _numbers("i", overlapping.cast(pa.int32()))
 
 
 def _check_terms(term: pa.Array, recorded: pa.Array, same_row: pa.Array) -> None:

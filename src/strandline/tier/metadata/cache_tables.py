@@ -86,7 +86,7 @@ SCHEMAS: Final = {"partitions": PARTITIONS, "segments": SEGMENTS, "highest": HIG
 NULLABLE: Final = {"deletion_state", "deletion_broker", "deletion_timestamp", "custom_metadata", "custom_digest"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CacheContent:
     """The loaded tables as arrays, without an object per segment. Keys are :func:`term_key` values."""
 
