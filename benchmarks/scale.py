@@ -22,8 +22,8 @@ from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.records import record_batch, with_offsets
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState, SegmentUpdate, TopicPartition
 from strandline.storage.objects.local import LocalStore
-from strandline.tier.copy.encoding import finished
 from strandline.tier.copy.segment_files import segment_path
+from strandline.tier.copy.segment_tasks import finished
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.read.cold_reader import ColdReader, HotStart
 

@@ -19,7 +19,6 @@ from strandline.model.retention import TIER_SLOT
 from strandline.node import Primary, RemoteLog, Replica, TierSettings
 from strandline.storage.objects.local import LocalStore
 from strandline.tier.copy.ledger import Ledger
-from strandline.tier.copy.retirement import Retirement
 
 WAIT = 60.0
 NOWHERE = "grpc://127.0.0.1:9"
@@ -386,7 +385,7 @@ def test_a_primary_that_is_replaced_while_it_expires_removes_nothing(
 @pytest.mark.parametrize(
     ("where", "step"),
     [
-        pytest.param(Retirement, "remove", id="before it notes the deletion", marks=pytest.mark.matrix),
+        pytest.param(Ledger, "retire", id="before it notes the deletion", marks=pytest.mark.matrix),
         pytest.param(Ledger, "remove_all", id="before it deletes"),
     ],
 )

@@ -93,7 +93,8 @@ def test_a_tierer_whose_clock_is_a_year_ahead_of_its_store_expires_nothing(kind:
     tiers.plain._url = "s3://bucket"  # a server has a clock of its own
     tierer = tiers.tierer(retention="age:90d")
     ahead = ManualClock(now=tiers.clock.now() + 365 * DAY * SECOND)
-    tierer._expiry = replace(tierer._expiry, env=Env(clock=ahead), steady=SteadyTime(ahead, "the cold tier"))
+    ledger = replace(tierer._ledger, env=Env(clock=ahead))
+    tierer._expiry = replace(tierer._expiry, ledger=ledger, steady=SteadyTime(ahead, "the cold tier"))
     assert not tierer.run_once().expired
     tiers.clock.advance(100 * DAY)
     assert tiers.tierer(retention="age:90d").run_once().expired, "what is old by both clocks goes"

@@ -13,17 +13,15 @@ from dataclasses import dataclass
 from typing import Final, TypeVar, final
 
 from strandline.errors import InvalidInput, NotReady
-from strandline.log.contract import Log, Slot
+from strandline.log.contract import Slot
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import Span
 from strandline.model.segments import SegmentId, SegmentMetadata
-from strandline.storage.env import Env
 from strandline.storage.task_pool import TaskPool
 from strandline.tier.copy import planning
 from strandline.tier.copy.copier import Copier
-from strandline.tier.copy.encoding import listed_at
 from strandline.tier.copy.ledger import Ledger
-from strandline.tier.copy.segment_tasks import CopyTask, StoredSegment
+from strandline.tier.copy.segment_tasks import CopyTask, StoredSegment, listed_at
 
 R = TypeVar("R")
 
@@ -38,20 +36,17 @@ WAVE: Final = 2
 class Backlog:
     """Makes segments by the tasks of a pool. Used by one thread."""
 
-    log: Log
     ledger: Ledger
     copier: Copier
     pool: TaskPool
-    grace: float
-    env: Env
     ratio: float = 1.0
     """Bytes of a segment for each stored byte of the log, as seen last."""
 
     def __post_init__(self) -> None:
-        if self.grace < LEAST_GRACE:
+        if self.ledger.grace < LEAST_GRACE:
             raise InvalidInput(
-                f"Objects without an event would be deleted after {self.grace:g} seconds, while tasks may still store "
-                f"them: set grace to {LEAST_GRACE:g} seconds or more, or copy without a pool."
+                f"Objects without an event would be deleted after {self.ledger.grace:g} seconds, while tasks may still "
+                f"store them: set grace to {LEAST_GRACE:g} seconds or more, or copy without a pool."
             )
 
     @property
@@ -70,7 +65,7 @@ class Backlog:
 
         The last one, if it is not full, is copied only if it ``is_due`` by the listing time of its first batch.
         """
-        now = self.env.clock.now()
+        now = self.ledger.env.clock.now()
         groups = _cut(spans, self.log_bytes(target), now)
         is_full = sum(span.size for span in groups[-1]) >= self.log_bytes(target)
         if len(groups) > 1 and not is_full and not is_due(listed_at(groups[-1][0], now)):
@@ -87,19 +82,19 @@ class Backlog:
 
     def in_order(self, slot: Slot, tasks: Sequence[Callable[[], R]], title: str) -> Generator[tuple[int, R]]:
         """The results of the tasks, in order; what is not taken is deleted. The slot is kept alive meanwhile."""
-        began = self.env.clock.monotonic()
+        began = self.ledger.env.clock.monotonic()
         waiting: dict[int, R] = {}
         with contextlib.ExitStack() as held:
-            held.enter_context(SlotHeartbeat(slot, self.log, env=self.env))
+            held.enter_context(SlotHeartbeat(slot, self.ledger.log, env=self.ledger.env))
             held.callback(self._discard, waiting)
             done = 0
             for number, made in self.pool.run(tasks, title):
                 waiting[number] = made
                 while done in waiting:
-                    if self.env.clock.monotonic() - began >= self.grace / 2:
+                    if self.ledger.env.clock.monotonic() - began >= self.ledger.grace / 2:
                         raise NotReady(
-                            f"The {title} took longer than half of the grace period of {self.grace:g} seconds: nothing "
-                            "of the rest was published. Copy less at once, or use more workers."
+                            f"The {title} took longer than half of the grace period of {self.ledger.grace:g} seconds: "
+                            "nothing of the rest was published. Copy less at once, or use more workers."
                         )
                     yield done, waiting.pop(done)
                     done += 1
@@ -110,7 +105,7 @@ class Backlog:
                 self.copier.discard(made)
 
     def _new_id(self) -> SegmentId:
-        return SegmentId(self.ledger.partition, self.env.chance.uuid())
+        return SegmentId(self.ledger.partition, self.ledger.env.chance.uuid())
 
 
 def _cut(spans: Sequence[Span], size: int, now: int) -> list[list[Span]]:

@@ -21,7 +21,6 @@ from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState
 from strandline.tier.copy import planning
 from strandline.tier.copy.backlog import Backlog
 from strandline.tier.copy.erasure import PurgedKeys, latest_purges, purges_in
-from strandline.tier.copy.retirement import Retirement
 from strandline.tier.copy.rounds import Compacted
 from strandline.tier.copy.segment_files import plan_segment
 from strandline.tier.copy.segment_tasks import RewriteTask, StoredSegment, may_have_hits
@@ -34,7 +33,6 @@ class Compaction:
 
     log: Log
     backlog: Backlog
-    retirement: Retirement
     target: int
     """Target size of a segment in bytes."""
 
@@ -85,7 +83,7 @@ class Compaction:
         """Publish a new segment, and then withdraw the segments that it replaces."""
         new = self.backlog.copier.list_stored(slot, made, follows=False)
         self.backlog.ledger.report("merged" if len(task.sources) > 1 else "erased", new)
-        self.retirement.remove(slot, task.sources, "replaced", kept=task.sources)
+        self.backlog.ledger.retire(slot, task.sources, "replaced", kept=task.sources)
         old = (*done.replaced, *task.sources)
         return replace(done, made=(*done.made, new), replaced=old, erased=done.erased + made.erased)
 
@@ -108,7 +106,7 @@ class Compaction:
 
     def _task(self, run: Sequence[SegmentMetadata], purged: PurgedKeys) -> RewriteTask:
         ledger = self.backlog.ledger
-        segment = SegmentId(ledger.partition, self.backlog.env.chance.uuid())
+        segment = SegmentId(ledger.partition, ledger.env.chance.uuid())
         return RewriteTask(ledger.store, segment, tuple(run), purged)
 
     def _purges(self, segments: Sequence[SegmentMetadata]) -> PurgedKeys:

@@ -13,13 +13,10 @@ from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
 from strandline.log.contract import Slot
 from strandline.model.cursor import Limit, Span
 from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState
-from strandline.storage.env import Env
 from strandline.tier.copy import planning
-from strandline.tier.copy.encoding import add_spans, finished, listed_at
 from strandline.tier.copy.ledger import Ledger
-from strandline.tier.copy.retirement import Retirement
 from strandline.tier.copy.segment_files import check_stored, listed_batches, plan_segment, segment_path, verify_segment
-from strandline.tier.copy.segment_tasks import StoredSegment
+from strandline.tier.copy.segment_tasks import StoredSegment, add_spans, finished, listed_at
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -30,10 +27,8 @@ class Copier:
     """Makes segments of one log. Used by one thread."""
 
     ledger: Ledger
-    retirement: Retirement
     target: int
     """Target size of a segment in bytes."""
-    env: Env
 
     def encode(
         self, start: int, spans: Sequence[Span], expected: int, stopping: Callable[[], bool]
@@ -43,7 +38,7 @@ class Copier:
         Listing times never fall within a segment: it ends before a batch with an earlier time than the one before it,
         as write-ahead logs have them once a clock that was ahead is set right.
         """
-        now = self.env.clock.now()
+        now = self.ledger.env.clock.now()
         spans = spans[: planning.first_fall([listed_at(span, now) for span in spans])]
         writer = SegmentWriter(start, expected=min(expected, self.target))
         fingerprint = add_spans(writer, spans, now, lambda: stopping() or writer.size >= self.target)
@@ -59,7 +54,7 @@ class Copier:
         return self._finish(writer, fingerprint)
 
     def _finish(self, writer: SegmentWriter, fingerprint: int | None) -> EncodedSegment:
-        return finished(writer, SegmentId(self.ledger.partition, self.env.chance.uuid()), fingerprint)
+        return finished(writer, SegmentId(self.ledger.partition, self.ledger.env.chance.uuid()), fingerprint)
 
     def copy(self, slot: Slot, encoded: EncodedSegment, *, follows: bool) -> SegmentMetadata:
         """Publish and store a segment; readable when this returns. A failed copy is rolled back.
@@ -140,7 +135,7 @@ class Copier:
             if known is not None and known.state is SegmentState.COPY_FINISHED:
                 return known
             if known is not None and slot is not None:
-                self.retirement.remove(slot, [known], "removed")
+                self.ledger.retire(slot, [known], "removed")
             elif known is not None:
                 self.ledger.remove(known)
             else:  # perhaps not published; then there is no object

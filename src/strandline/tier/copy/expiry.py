@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import final
 
 from strandline.errors import CorruptData, Fenced, InvalidInput, StorageError
-from strandline.log.contract import Log, Slot
+from strandline.log.contract import Slot
 from strandline.model.retention import Forever, MaxAge, Retention
 from strandline.model.segments import SegmentMetadata
 from strandline.storage.clock import SteadyTime
-from strandline.storage.env import Env
 from strandline.storage.objects.store import cautious_now
 from strandline.tier.attachment import ColdCell
 from strandline.tier.copy import planning
@@ -26,12 +25,10 @@ _LOGGER = logging.getLogger(__name__)
 class Expiry:
     """Deletes the segments that the retention policy no longer keeps."""
 
-    log: Log
     ledger: Ledger
     retention: Retention
     announced: ColdCell | None
     """Gets the announcements of expiry before slots are read; creators of slots read them."""
-    env: Env
     steady: SteadyTime
 
     def run(self, slot: Slot) -> list[SegmentMetadata]:
@@ -40,22 +37,22 @@ class Expiry:
         ``slot`` is the tierer's own. ``Fenced`` if another tierer has claimed it since.
         """
         # Before the slots: a slot created in the hot tier meanwhile is seen, or not below this.
-        hot = self.log.bounds().first
-        now = min(self.env.clock.now(), self.steady.now())
+        hot = self.ledger.log.bounds().first
+        now = min(self.ledger.env.clock.now(), self.steady.now())
         wanted = self._expired(hot, now)
         if wanted and isinstance(self.retention, MaxAge):
             # Only now, since it takes requests: a single clock that is ahead expires nothing.
-            now = min(now, cautious_now(self.ledger.store, "clock/now", clock=self.env.clock))
+            now = min(now, cautious_now(self.ledger.store, "clock/now", clock=self.ledger.env.clock))
             wanted = self._expired(hot, now)
         if self.announced is None:
-            self.log.slots.flush()  # after a crash no slot points to deleted offsets
+            self.ledger.log.slots.flush()  # after a crash no slot points to deleted offsets
             return self.ledger.remove_all(wanted, "expired")
         if not wanted and not self.announced.is_undecided():
             return []
         # The creator of a slot in the cold tier sees this announcement, or the next read sees the slot.
         number = self.announced.announce(wanted[-1].end + 1 if wanted else 0)
         gone = self._expired(hot, now)[: len(wanted)]
-        self.log.slots.flush()
+        self.ledger.log.slots.flush()
         # After the announcement: a node that no longer leads has not seen the slots of its successor. The successor
         # claimed the cold tier before it created one below the hot tier: it is found here, or finds the announcement.
         slot.touch()
@@ -68,14 +65,14 @@ class Expiry:
         if isinstance(self.retention, Forever):
             return []
         # The slots before the segments: segments copied meanwhile stay for this round.
-        slots, floor = self.log.slots.list(), self.log.slots.floor()
+        slots, floor = self.ledger.log.slots.list(), self.ledger.log.slots.floor()
         pinned = planning.pinned_from(slots, floor)
         return planning.expired(
             self.ledger.known(),
             self.retention,
             hot if pinned is None else min(hot, pinned),
             is_consumed=planning.has_consumers(slots),
-            listed=self._last_listed if isinstance(self.retention, MaxAge) else (lambda _: 0),
+            listed=self._last_listed,
             now=now,
         )
 
@@ -92,9 +89,9 @@ class Expiry:
 
     def give_up(self, slot: Slot, upto: int, *, force: bool) -> None:
         """Announce the deletion of all segments up to ``upto``; ``InvalidInput`` if a slot pins them, unless forced."""
-        hot = self.log.bounds().first
+        hot = self.ledger.log.bounds().first
         number = None if self.announced is None else self.announced.announce(upto)
-        pinned = planning.pinned_from(self.log.slots.list(), self.log.slots.floor())
+        pinned = planning.pinned_from(self.ledger.log.slots.list(), self.ledger.log.slots.floor())
         slot.touch()
         is_needed = pinned is not None and pinned < min(hot, upto) and not force
         if self.announced is not None and number is not None:

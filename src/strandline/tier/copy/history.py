@@ -21,8 +21,8 @@ from strandline.log.wal.read.span import WalSpan
 from strandline.model.cursor import Bounds, Cursor, Limit
 from strandline.model.segments import SegmentMetadata, TopicPartition
 from strandline.storage.objects.store import ObjectStore
-from strandline.tier.copy.encoding import listed_at
 from strandline.tier.copy.segment_files import listed_batches, plan_segment
+from strandline.tier.copy.segment_tasks import listed_at
 
 
 def _start(term: tuple[int, int]) -> int:

@@ -1,13 +1,17 @@
-"""The segments of one log: changes events and objects together, in the safe order."""
+"""The segments of one log: changes events and objects together, in the safe order. None is deleted that a successor
+of this tierer relies on.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, final
+from uuid import UUID
 
 from strandline.errors import InvalidInput
+from strandline.log.contract import Log, Slot
 from strandline.model.segments import (
     PartitionDelete,
     PartitionDeleteState,
@@ -25,9 +29,12 @@ from strandline.tier.copy.rounds import TieringStep
 from strandline.tier.copy.segment_files import list_segments, segment_path
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.manager import MetadataManager
+from strandline.tier.read.tiered_slots import TierableSlots
 
 _BROKER: Final = 0
 """Events name the node that published them by a number, which other programs have and tierers have not."""
+_NOTED: Final = 1000
+"""How many segments are noted at a time."""
 
 
 def known_segments(registry: MetadataManager, partition: TopicPartition) -> KnownSegments:
@@ -48,11 +55,20 @@ class Ledger:
 
     A segment is published before its object is stored, and its deletion before its object is deleted: no object stays
     unlisted, and no reader is sent to a deleted one.
+
+    The tierers of a replicated log have logs of their own, and a segment that diverges from one of them may be the only
+    copy of another one's records. There :meth:`retire` notes a deletion durably before it is published, in the cell
+    that the next tierer claims first. A tierer that was replaced cannot write the note. A tierer that takes over after
+    the note does not rely on the noted segments, and deletes them. That holds for pauses of any length between the
+    steps.
     """
 
     registry: MetadataManager
     store: ObjectStore
     partition: TopicPartition
+    log: Log
+    grace: float
+    """For how many seconds the objects of replaced segments stay, for readers that planned with them."""
     progress: Callable[[TieringStep], None] | None
     env: Env
 
@@ -142,6 +158,57 @@ class Ledger:
         """Delete the object of a segment, if it exists."""
         self.store.delete(segment_path(segment.segment, segment.start))
 
+    def clean_up(self, slot: Slot, known: KnownSegments) -> tuple[list[SegmentMetadata], list[SegmentMetadata]]:
+        """Remove what is left over; returns the segments not to rely on, and those of them that were deleted.
+
+        To be called after the slot was claimed, and touched since the segments were read.
+        """
+        slots = self.log.slots
+        noted = slots.retired() if isinstance(slots, TierableSlots) else ()
+        left = planning.left_over(known, noted)
+        return left, self.retire(slot, left, "removed", noted=noted, kept=self._replaced(known, left))
+
+    def _replaced(self, known: KnownSegments, left: Sequence[SegmentMetadata]) -> list[SegmentMetadata]:
+        """The left over segments whose objects readers may still need."""
+        held, own = planning.replaced(known, left), self.env.clock.now()
+        kept = planning.within_grace(held, self.grace, now=own, own=own)
+        if len(kept) == len(held):
+            return kept
+        # Only if some are due, since it takes requests: a single clock that is ahead deletes nothing early.
+        now = cautious_now(self.store, "clock/now", clock=self.env.clock)
+        return planning.within_grace(held, self.grace, now=now, own=own)
+
+    def retire(
+        self,
+        slot: Slot,
+        segments: Sequence[SegmentMetadata],
+        what: str,
+        *,
+        noted: Collection[UUID] = (),
+        kept: Collection[SegmentMetadata] = (),
+    ) -> list[SegmentMetadata]:
+        """Delete left over or diverged segments, the noted ones first; returns the deleted ones.
+
+        ``Fenced`` if another tierer has taken over. The ``kept`` ones are only withdrawn: readers that planned with
+        them read their objects for some time.
+        """
+        stay = {each.segment for each in kept}
+        slots = self.log.slots
+        in_order = sorted(segments, key=lambda segment: segment.segment.id not in noted)
+        for first in range(0, len(in_order), _NOTED):
+            some = in_order[first : first + _NOTED]
+            # Also copies that did not finish: the event that finishes one may still arrive.
+            new = {each.segment.id for each in some if each.state is not SegmentState.DELETE_STARTED}.difference(noted)
+            if new and isinstance(slots, TierableSlots):
+                slots.retire(slot, [each.segment.id for each in some])
+            elif new:
+                slot.touch()
+            for each in some:
+                if each.segment in stay and each.state is not SegmentState.DELETE_STARTED:
+                    self.report("replaced", self.withdraw(each))
+            self.remove_all([each for each in some if each.segment not in stay], what)
+        return [each for each in in_order if each.segment not in stay]
+
     @contextlib.contextmanager
     def _unless_done(self, segment: SegmentMetadata) -> Iterator[None]:
         """Ignore that another tierer deletes the same segment."""
@@ -152,13 +219,13 @@ class Ledger:
             if known is not None and known.state is not SegmentState.DELETE_STARTED:
                 raise
 
-    def sweep(self, grace: float) -> list[str]:
-        """Delete objects without an event, written more than ``grace`` seconds ago; returns their paths."""
+    def sweep(self) -> list[str]:
+        """Delete objects without an event, written more than the grace period ago; returns their paths."""
         # Listed before the events are read: see planning.orphans.
         found = list(list_segments(self.store, self.partition.topic_id, self.partition.partition))
         known = {segment.segment.id for segment in self.known().segments} if found else set()
         now = cautious_now(self.store, "clock/now", clock=self.env.clock) if found else 0
-        gone = planning.orphans(found, known, grace=grace, now=now)
+        gone = planning.orphans(found, known, grace=self.grace, now=now)
         for path in gone:
             self.store.delete(path)
             if self.progress is not None:

@@ -32,11 +32,10 @@ from strandline.tier.copy import planning
 from strandline.tier.copy.backlog import Backlog
 from strandline.tier.copy.compaction import Compaction
 from strandline.tier.copy.copier import Copier
-from strandline.tier.copy.encoding import listed_at
 from strandline.tier.copy.expiry import Expiry
 from strandline.tier.copy.ledger import Ledger
-from strandline.tier.copy.retirement import Retirement
 from strandline.tier.copy.rounds import Compacted, Round, TieringStep, run_rounds
+from strandline.tier.copy.segment_tasks import listed_at
 from strandline.tier.copy.truncation import Truncation
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.read.tiered_log import check_tierable
@@ -83,15 +82,14 @@ class Tierer:
         check_tierable(log)
         self.partition = TopicPartition(name, log.log_id, 0)
         self._log = log
-        self._ledger = Ledger(registry, store, self.partition, on_progress, env)
+        self._ledger = Ledger(registry, store, self.partition, log, grace, on_progress, env)
         steady = SteadyTime(env.clock, f"the cold tier of {self.partition}")
-        self._expiry = Expiry(log, self._ledger, as_retention(retention), announced, env, steady)
+        self._expiry = Expiry(self._ledger, as_retention(retention), announced, steady)
         self._holder = f"tierer-{env.chance.uuid()}"
-        self._target, self._linger, self._grace = target, linger, grace
+        self._target, self._linger = target, linger
         self._env = env
-        self._retirement = Retirement(log, self._ledger, grace, env)
-        self._copier = Copier(self._ledger, self._retirement, target, env)
-        self._truncation = Truncation(log, self._ledger, self._copier, self._retirement)
+        self._copier = Copier(self._ledger, target)
+        self._truncation = Truncation(self._ledger, self._copier)
         self._backlog = None if pool is None else self._by(pool)
         self._slot: Slot | None = None
         self._checked: SegmentId | None = None
@@ -126,7 +124,7 @@ class Tierer:
         while not self._stopping() and (some := self._copy_next(slot, everything=everything)):
             copied += some
         expired = self._expiry.run(slot)
-        swept = self._ledger.sweep(self._grace) if sweep else []
+        swept = self._ledger.sweep() if sweep else []
         return Round(tuple(copied), tuple(removed), tuple(expired), tuple(swept), tuple(retired))
 
     def run(
@@ -194,7 +192,7 @@ class Tierer:
         # After reading: a copy of a later successor was not seen. A copy that was seen could otherwise be finished,
         # and the log trimmed behind it, before its deletion is published.
         slot.touch()
-        left, removed = self._retirement.clean_up(slot, known)
+        left, removed = self._ledger.clean_up(slot, known)
         return planning.without(known, left), removed
 
     def _put_back(self, slot: Slot, position: int) -> Slot:
@@ -277,7 +275,7 @@ class Tierer:
         last = self._ledger.last()
         if last is not None:
             self._check_follows(slot, last)  # a purge of another history erases nothing
-        compaction = Compaction(self._log, self._backlog or self._by(ThreadPool()), self._retirement, self._target)
+        compaction = Compaction(self._log, self._backlog or self._by(ThreadPool()), self._target)
         rest = self._ledger.known().finished if retired else segments
         try:
             return compaction.run(slot, rest, purge=purge, everything=everything, stopping=self._stopping)
@@ -286,7 +284,7 @@ class Tierer:
             raise
 
     def _by(self, pool: TaskPool) -> Backlog:
-        return Backlog(self._log, self._ledger, self._copier, pool, self._grace, self._env)
+        return Backlog(self._ledger, self._copier, pool)
 
     def _copy_next(self, slot: Slot, *, everything: bool) -> list[SegmentMetadata]:
         """Copy the next segment; with a pool, the next few. Empty if no segment is due."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import final
 
 from strandline.errors import Diverged, InvalidInput
-from strandline.log.contract import Log, Slot
+from strandline.log.contract import Slot
 from strandline.model.cursor import Bounds
 from strandline.model.segments import SegmentMetadata
 from strandline.tier.copy.copier import Copier
@@ -27,7 +27,6 @@ from strandline.tier.copy.history import (
     read_history,
 )
 from strandline.tier.copy.ledger import Ledger
-from strandline.tier.copy.retirement import Retirement
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -37,10 +36,8 @@ _LOGGER = logging.getLogger(__name__)
 class Truncation:
     """Compares the cold tier with its log, and truncates it. Used by one thread."""
 
-    log: Log
     ledger: Ledger
     copier: Copier
-    retirement: Retirement
 
     def term_divergence(self, segments: Sequence[SegmentMetadata]) -> int | None:
         """The lowest offset at which terms of segments and log differ; None if none do."""
@@ -55,11 +52,11 @@ class Truncation:
         return plan_cuts(segments, self._history(segments), self.ledger.partition)
 
     def _history(self, segments: Sequence[SegmentMetadata]) -> TermHistory:
-        return read_history(self.log, max(segment.end for segment in segments) + 1)
+        return read_history(self.ledger.log, max(segment.end for segment in segments) + 1)
 
     def plan_at(self, segments: Sequence[SegmentMetadata], to: int) -> list[SegmentCut]:
         """The cuts at a chosen offset; ``InvalidInput`` if the log does not continue there."""
-        bounds = self.log.bounds()
+        bounds = self.ledger.log.bounds()
         if not bounds.first <= to <= bounds.next:
             raise InvalidInput(
                 f"The cold tier cannot be truncated to offset {to}: the log itself has {bounds.first} up to "
@@ -92,10 +89,10 @@ class Truncation:
                 piece.segment.segment, piece.at,
             )  # fmt: skip
             if not piece.spare:
-                fingerprint = self.log.cursor_at(piece.at).fingerprint
+                fingerprint = self.ledger.log.cursor_at(piece.at).fingerprint
                 shortened = self.copier.shorten(piece.segment, piece.at, fingerprint)
                 self.copier.copy(slot, shortened, follows=False)
-            self.retirement.remove(slot, [piece.segment], "retired")
+            self.ledger.retire(slot, [piece.segment], "retired")
         return [piece.segment for piece in cuts]
 
     def record_divergence(self, last: SegmentMetadata) -> int | None:
@@ -104,11 +101,11 @@ class Truncation:
         They agree if the last common record is the same and in the same batch. Terms do not show that a log was
         restored from an older copy and continued in the same term.
         """
-        return self._record_divergence(last, last.end + 1, self.log.bounds())
+        return self._record_divergence(last, last.end + 1, self.ledger.log.bounds())
 
     def record_divergence_before(self, cuts: Sequence[SegmentCut]) -> int | None:
         """The first offset at which a segment, up to its cut, has other records than the log; None if none has."""
-        bounds = self.log.bounds()
+        bounds = self.ledger.log.bounds()
         found = (self._record_divergence(piece.segment, piece.at, bounds) for piece in cuts if not piece.spare)
         return next((diverged_at for diverged_at in found if diverged_at is not None), None)
 
@@ -129,7 +126,7 @@ class Truncation:
         )
 
     def _is_same(self, segment: SegmentMetadata, offset: int) -> bool:
-        return is_same_record(self.log, self.ledger.store, segment, offset)
+        return is_same_record(self.ledger.log, self.ledger.store, segment, offset)
 
     def _find_divergence(self, low: int, end: int) -> int:
         """The first offset from ``low`` on with different records in log and cold tier; ``end`` if there is none.
@@ -144,7 +141,7 @@ class Truncation:
         at = bisect_left(whole, True, key=lambda segment: not self._is_same(segment, segment.end))
         for segment in segments[at:]:
             first, behind = max(low, segment.start), min(end, segment.end + 1)
-            found = first_difference(self.log, self.ledger.store, segment, first, behind)
+            found = first_difference(self.ledger.log, self.ledger.store, segment, first, behind)
             if found is not None or at < len(whole):
                 return first if found is None else found
         return end
