@@ -21,15 +21,8 @@ _KIND: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 def encode_snapshot(snapshot: Snapshot) -> bytes:
     """The bytes of ``MANIFEST.json``. ``InvalidInput`` for a snapshot that :func:`decode_snapshot` would refuse."""
-    cursor = snapshot.cursor
-    fields = {
-        "schema": SCHEMA_VERSION,
-        "kind": snapshot.kind,
-        "kind_version": snapshot.kind_version,
-        "cursor": cursor_fields(cursor),
-        "created": snapshot.created,
-        "files": [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in snapshot.files],
-    }
+    fields = {"schema": SCHEMA_VERSION, **asdict(snapshot), "cursor": cursor_fields(snapshot.cursor)}
+    del fields["folder"]
     try:
         _checked(fields, snapshot.folder)
         data = json.dumps(fields, indent=1).encode() + b"\n"
@@ -77,6 +70,7 @@ def _check_path(path: str) -> None:
 
 
 VERSION: Final = 1
+_POINTER_KIND: Final = "strandline-snapshot-pointer"
 
 
 class PointerCodec:
@@ -84,17 +78,14 @@ class PointerCodec:
 
     def encode(self, state: Stamped[Pointer]) -> bytes:
         """The bytes of a state."""
-        pointer = state.value
-        current = pointer.current
         fields = {
             "kind": "strandline-snapshot-pointer",
             "version": VERSION,
-            "generation": pointer.generation,
-            "min_generation": pointer.min_generation,
-            "current": None if current is None else {**asdict(current), "cursor": cursor_fields(current.cursor)},
-            "superseded": list(map(asdict, pointer.superseded)),
+            **asdict(state.value),
             **stamp_fields(state),
         }
+        if (current := state.value.current) is not None:
+            fields["current"]["cursor"] = cursor_fields(current.cursor)
         return json.dumps(fields, indent=1).encode() + b"\n"
 
     def decode(self, data: bytes | memoryview, where: str) -> Stamped[Pointer]:
@@ -102,7 +93,7 @@ class PointerCodec:
         with damage(where, "Restore the object."):
             fields = parse_object(data)
             kind, version = fields["kind"], fields["version"]
-            if kind != "strandline-snapshot-pointer" or type(version) is not int or version < VERSION:
+            if kind != _POINTER_KIND or type(version) is not int or version < VERSION:
                 raise ValueError(f"{str(kind)[:80]!r} is no snapshot pointer")
             if version == VERSION:
                 found = fields["current"]

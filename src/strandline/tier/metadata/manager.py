@@ -160,8 +160,7 @@ class MetadataManager(Closing):
         was not applied in time; ``LogClosed`` after closing.
         """
         known = self._partitions[self.metadata_partition(partition)]
-        with ExitStack() as stack:
-            waiter = self._expected(known, stack)
+        with known.expecting() as waiter:
             try:
                 end = self.events.bounds(known.number).next
             except StrandlineError as error:
@@ -181,14 +180,6 @@ class MetadataManager(Closing):
                 return answer
             case readiness:
                 raise not_ready(readiness)
-
-    @staticmethod
-    def _expected(
-        partition: MetadataPartition, stack: ExitStack, check: Callable[[SegmentCache], None] | None = None
-    ) -> PositionWaiter:
-        waiter = partition.expect(check)
-        stack.callback(partition.release, waiter)
-        return waiter
 
     def _created_again(self, partition: MetadataPartition, why: str, then: str) -> NotReady:
         """Another topic than the one that was followed: the cache does not belong to it."""
@@ -272,7 +263,7 @@ class MetadataManager(Closing):
         with ExitStack() as stack:
             for number, row in rows.items():
                 # Before publishing: the follower may apply the event before this thread knows its offset.
-                waiter = self._expected(self._partitions[number], stack, checking(row))
+                waiter = stack.enter_context(self._partitions[number].expecting(checking(row)))
                 payloads = [encode_event(event) for event in row]
                 stack.callback(lambda payloads: [self._sent.pop(each, None) for each in payloads], payloads)
                 self._sent.update(zip(payloads, row, strict=True))

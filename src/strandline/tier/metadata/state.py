@@ -7,7 +7,8 @@ sees the moment between, and a snapshot copies both.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar, final
 
@@ -265,11 +266,12 @@ class MetadataPartition:
         self.trouble = why
         self._fail(lambda: not_ready(CatchingUp(self.number, why)))
 
-    def expect(self, check: Callable[[SegmentCache], None] | None = None) -> PositionWaiter:
-        """Register a waiter before its target is known; refusals are remembered from now on.
+    @contextmanager
+    def expecting(self, check: Callable[[SegmentCache], None] | None = None) -> Iterator[PositionWaiter]:
+        """A waiter whose target is not known yet, within the block; refusals are remembered meanwhile.
 
         ``check`` gets the cache if the partition is ready. ``NotReady`` if it is not assigned or has stopped,
-        ``LogClosed`` after closing, or what the check raises: then no waiter is registered.
+        ``LogClosed`` after closing, or what the check raises.
         """
         with self._lock:
             if self._closed:
@@ -281,7 +283,14 @@ class MetadataPartition:
                 check(self._cache)
             waiter = PositionWaiter(self.next)
             self._waiters.append(waiter)
-            return waiter
+        try:
+            yield waiter
+        finally:
+            with self._lock:
+                self._waiters.remove(waiter)
+                oldest = min((other.since for other in self._waiters), default=None)
+                for offset in [offset for offset in self._refused if oldest is None or offset < oldest]:
+                    del self._refused[offset]
 
     def wake_at(self, waiter: PositionWaiter, upto: int) -> None:
         """Wake the waiter when all events below ``upto`` are applied; at once if they are."""
@@ -294,14 +303,6 @@ class MetadataPartition:
         """The refusals of events at these offsets, in order."""
         with self._lock:
             return [self._refused[offset] for offset in offsets if offset in self._refused]
-
-    def release(self, waiter: PositionWaiter) -> None:
-        """Remove a waiter, and the refusals remembered for it alone."""
-        with self._lock:
-            self._waiters.remove(waiter)
-            oldest = min((other.since for other in self._waiters), default=None)
-            for offset in [offset for offset in self._refused if oldest is None or offset < oldest]:
-                del self._refused[offset]
 
     def close(self) -> None:
         """Fail all waiters and refuse new ones; lookups still answer."""
