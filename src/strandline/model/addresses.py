@@ -9,7 +9,7 @@ from typing import Annotated, Final, Self, TypeAlias
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from strandline.errors import InvalidInput
-from strandline.model.arguments import kind_of
+from strandline.model.arguments import is_text, kind_of
 from strandline.model.arguments import text as texts
 from strandline.model.retention import TIER_SLOT
 
@@ -154,21 +154,6 @@ def local_path(address: str) -> str:
     if found := re.search("[?#]", address):
         raise InvalidInput(f"{address!r} has a {found[0]!r}, and what follows it is no path: write {quote(found[0])}.")
     return unquote(parts.path)
-
-
-def is_text(text: str, *, name_of_file: bool = False) -> bool:
-    r"""Whether a text can be written as UTF-8: not if it holds a lone surrogate.
-
-    A file name may hold the surrogates by which Python represents bytes that are not UTF-8.
-
-    >>> is_text("größe"), is_text("\ud800"), is_text("\udcff"), is_text("\udcff", name_of_file=True)
-    (True, False, False, True)
-    """
-    try:
-        text.encode(errors="surrogateescape" if name_of_file else "strict")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def as_folder(path: Address) -> str:

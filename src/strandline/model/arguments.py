@@ -94,7 +94,7 @@ def text(least: int = 0, most: int | None = LONGEST_TEXT, *, is_secret: bool = F
 
     def admits(value: Any) -> bool:
         has_length = isinstance(value, str) and least <= len(value) and (most is None or len(value) <= most)
-        return has_length and _is_writable(value)
+        return has_length and is_text(value)
 
     lengths = ("" if most is None else f" of up to {most} characters") + (" that is not empty" if least else "")
     return ArgumentKind(admits, f"text{lengths}", is_secret)
@@ -264,9 +264,16 @@ def shown(value: object) -> str:
     return f"{found[: _SHOWN + 40]}…" if is_cut or len(found) > _SHOWN + 40 else found
 
 
-def _is_writable(value: str) -> bool:
+def is_text(text: str, *, name_of_file: bool = False) -> bool:
+    r"""Whether a text can be written as UTF-8: not if it holds a lone surrogate.
+
+    A file name may hold the surrogates by which Python represents bytes that are not UTF-8.
+
+    >>> is_text("größe"), is_text("\ud800"), is_text("\udcff"), is_text("\udcff", name_of_file=True)
+    (True, False, False, True)
+    """
     try:
-        value.encode()
+        text.encode(errors="surrogateescape" if name_of_file else "strict")
     except UnicodeEncodeError:
         return False
     return True

@@ -79,7 +79,7 @@ class PointerCodec:
     def encode(self, state: Stamped[Pointer]) -> bytes:
         """The bytes of a state."""
         fields = {
-            "kind": "strandline-snapshot-pointer",
+            "kind": _POINTER_KIND,
             "version": VERSION,
             **asdict(state.value),
             **stamp_fields(state),

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from strandline.errors import InvalidInput, NotFound
-from strandline.model.addresses import Address, as_address, is_text, refuse_credentials
-from strandline.model.arguments import Named, checked
+from strandline.model.addresses import Address, as_address, refuse_credentials
+from strandline.model.arguments import Named, checked, is_text
 from strandline.model.cursor import Cursor
 from strandline.storage.env import SYSTEM, Env
 from strandline.tables.delta.commits import DeltaCommits

@@ -21,8 +21,8 @@ from strandline.errors import (
     TransientStorageError,
     WrongKind,
 )
-from strandline.model.addresses import Address, as_folder, is_text
-from strandline.model.arguments import Named, checked
+from strandline.model.addresses import Address, as_folder
+from strandline.model.arguments import Named, checked, is_text
 from strandline.storage.disk import exists, make_own_folder
 from strandline.storage.env import SYSTEM, Env
 from strandline.tables.rows.logged import Value, shape_of

@@ -16,7 +16,7 @@ from strandline.errors import InvalidInput, NotReady
 from strandline.log.contract import Slot
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.cursor import Span
-from strandline.model.segments import SegmentId, SegmentMetadata
+from strandline.model.segments import SegmentMetadata
 from strandline.storage.task_pool import TaskPool
 from strandline.tier.copy import planning
 from strandline.tier.copy.copier import Copier
@@ -54,23 +54,24 @@ class Backlog:
         """How many segments are worth one wave."""
         return WAVE * self.pool.count
 
-    def log_bytes(self, target: int) -> int:
+    @property
+    def log_bytes(self) -> int:
         """About how many stored bytes of the log fill one segment."""
-        return max(1, int(target / self.ratio))
+        return max(1, int(self.copier.target / self.ratio))
 
     def copied(
-        self, slot: Slot, spans: Sequence[Span], target: int, is_due: Callable[[int], bool]
+        self, slot: Slot, spans: Sequence[Span], is_due: Callable[[int], bool]
     ) -> Generator[tuple[SegmentMetadata, StoredSegment]]:
-        """Copy the spans as segments of about ``target`` bytes, in order; each when it is readable.
+        """Copy the spans as segments of about the target size, in order; each when it is readable.
 
         The last one, if it is not full, is copied only if it ``is_due`` by the listing time of its first batch.
         """
         now = self.ledger.env.clock.now()
-        groups = _cut(spans, self.log_bytes(target), now)
-        is_full = sum(span.size for span in groups[-1]) >= self.log_bytes(target)
+        groups = _cut(spans, self.log_bytes, now)
+        is_full = sum(span.size for span in groups[-1]) >= self.log_bytes
         if len(groups) > 1 and not is_full and not is_due(listed_at(groups[-1][0], now)):
             groups.pop()
-        tasks = [CopyTask(self.ledger.store, self._new_id(), tuple(group), now) for group in groups]
+        tasks = [CopyTask(self.ledger.store, self.ledger.new_id(), tuple(group), now) for group in groups]
         title = f"copy of offsets {spans[0].first:,} to {groups[-1][-1].next - 1:,} to the cold tier"
         with contextlib.closing(self.in_order(slot, tasks, title)) as results:
             for number, made in results:
@@ -103,9 +104,6 @@ class Backlog:
         for made in waiting.values():
             if isinstance(made, StoredSegment):
                 self.copier.discard(made)
-
-    def _new_id(self) -> SegmentId:
-        return SegmentId(self.ledger.partition, self.ledger.env.chance.uuid())
 
 
 def _cut(spans: Sequence[Span], size: int, now: int) -> list[list[Span]]:

@@ -1,9 +1,7 @@
 """Compaction of the cold tier: small segments are merged, and the values of purged keys are erased for good.
 
-A segment that replaces others is readable before they are withdrawn, and has the same offsets, terms, operations and
-times. After a crash in between both are there; the next round withdraws the replaced ones. Their objects stay for the
-grace period, since readers may have planned with them; the events remember them. Objects with values of purged keys do
-not stay. Values are erased only below the start of the hot tier, which cannot erase its own.
+A segment that replaces others is readable before they are withdrawn. After a crash in between both are there; the next
+round withdraws the replaced ones. See :meth:`~strandline.tier.copy.tierer.Tierer.compact`.
 """
 
 from __future__ import annotations
@@ -14,10 +12,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import final
 
-from strandline.log.contract import Log, Slot
+from strandline.log.contract import Slot
 from strandline.log.read.planning import divided
 from strandline.model.cursor import Cursor, Limit, Span
-from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState
+from strandline.model.segments import SegmentMetadata, SegmentState
 from strandline.tier.copy import planning
 from strandline.tier.copy.backlog import Backlog
 from strandline.tier.copy.erasure import PurgedKeys, latest_purges, purges_in
@@ -31,10 +29,7 @@ from strandline.tier.copy.segment_tasks import RewriteTask, StoredSegment, may_h
 class Compaction:
     """Rewrites segments of one log by the tasks of a pool. Used by one thread, which holds the slot."""
 
-    log: Log
     backlog: Backlog
-    target: int
-    """Target size of a segment in bytes."""
 
     def run(
         self,
@@ -46,7 +41,7 @@ class Compaction:
         stopping: Callable[[], bool],
     ) -> Compacted:
         """Merge small segments, and with ``purge`` erase values; ``everything`` merges any two that fit."""
-        hot = self.log.bounds().first  # before the purges are read: it only grows
+        hot = self.backlog.ledger.log.bounds().first  # before the purges are read: it only grows
         purged = self._purges(segments) if purge else PurgedKeys()
         waiting, held_back = self._tasks(segments, hot, purged, everything=everything)
         done = Compacted(held_back=held_back)
@@ -94,7 +89,9 @@ class Compaction:
         # Segments that can be erased now are not merged with others.
         sides = [[each for each in segments if (each.end < hot) is is_cold] for is_cold in (True, False)]
         groups = sides if len(purged) else [segments]
-        runs = [run for group in groups for run in planning.merges(group, self.target, everything=everything)]
+        runs = [
+            run for group in groups for run in planning.merges(group, self.backlog.copier.target, everything=everything)
+        ]
         if len(purged):
             merged = {each.segment for run in runs for each in run}
             runs += [[each] for each in segments if each.segment not in merged and each.end < hot]
@@ -106,17 +103,16 @@ class Compaction:
 
     def _task(self, run: Sequence[SegmentMetadata], purged: PurgedKeys) -> RewriteTask:
         ledger = self.backlog.ledger
-        segment = SegmentId(ledger.partition, ledger.env.chance.uuid())
-        return RewriteTask(ledger.store, segment, tuple(run), purged)
+        return RewriteTask(ledger.store, ledger.new_id(), tuple(run), purged)
 
     def _purges(self, segments: Sequence[SegmentMetadata]) -> PurgedKeys:
         """All purges in both tiers."""
-        store = self.backlog.ledger.store
+        store, log = self.backlog.ledger.store, self.backlog.ledger.log
         spans: list[Span] = [span for each in segments for span in plan_segment(store, each, each.start)]
         behind = max((each.end + 1 for each in segments), default=0)
-        bounds = self.log.bounds()
+        bounds = log.bounds()
         if bounds.next > max(behind, bounds.first):
-            spans += self.log.plan(Cursor(self.log.log_id, max(behind, bounds.first)), Limit(upto=bounds.next))
+            spans += log.plan(Cursor(log.log_id, max(behind, bounds.first)), Limit(upto=bounds.next))
         pool = self.backlog.pool
         scans = [partial(purges_in, group) for group in divided(spans, 4 * pool.count) if group]
         return latest_purges([found for _, found in pool.run(scans, "search for purged keys")])

@@ -30,9 +30,7 @@ class Copier:
     target: int
     """Target size of a segment in bytes."""
 
-    def encode(
-        self, start: int, spans: Sequence[Span], expected: int, stopping: Callable[[], bool]
-    ) -> EncodedSegment | None:
+    def encode(self, spans: Sequence[Span], expected: int, stopping: Callable[[], bool]) -> EncodedSegment | None:
         """A segment from the first of these spans, up to the target size; None if stopped.
 
         Listing times never fall within a segment: it ends before a batch with an earlier time than the one before it,
@@ -40,9 +38,9 @@ class Copier:
         """
         now = self.ledger.env.clock.now()
         spans = spans[: planning.first_fall([listed_at(span, now) for span in spans])]
-        writer = SegmentWriter(start, expected=min(expected, self.target))
+        writer = SegmentWriter(spans[0].first, expected=min(expected, self.target))
         fingerprint = add_spans(writer, spans, now, lambda: stopping() or writer.size >= self.target)
-        return None if stopping() else self._finish(writer, fingerprint)
+        return None if stopping() else finished(writer, self.ledger.new_id(), fingerprint)
 
     def shorten(self, segment: SegmentMetadata, upto: int, fingerprint: int | None) -> EncodedSegment:
         """A copy of a segment below an offset; ``fingerprint`` is that of the log's cursor there."""
@@ -51,10 +49,7 @@ class Copier:
             for batch, listed, _ in listed_batches(span):
                 # Its batches are not those of the log, if the log was restored from a copy and has equal records.
                 writer.add([batch], term=span.term, listed=listed)
-        return self._finish(writer, fingerprint)
-
-    def _finish(self, writer: SegmentWriter, fingerprint: int | None) -> EncodedSegment:
-        return finished(writer, SegmentId(self.ledger.partition, self.ledger.env.chance.uuid()), fingerprint)
+        return finished(writer, self.ledger.new_id(), fingerprint)
 
     def copy(self, slot: Slot, encoded: EncodedSegment, *, follows: bool) -> SegmentMetadata:
         """Publish and store a segment; readable when this returns. A failed copy is rolled back.

@@ -57,10 +57,8 @@ class Ledger:
     unlisted, and no reader is sent to a deleted one.
 
     The tierers of a replicated log have logs of their own, and a segment that diverges from one of them may be the only
-    copy of another one's records. There :meth:`retire` notes a deletion durably before it is published, in the cell
-    that the next tierer claims first. A tierer that was replaced cannot write the note. A tierer that takes over after
-    the note does not rely on the noted segments, and deletes them. That holds for pauses of any length between the
-    steps.
+    copy of another one's records: there :meth:`retire` notes a deletion durably before it is published, in the cell
+    that the next tierer claims first (:mod:`strandline.tier.claim`).
     """
 
     registry: MetadataManager
@@ -97,6 +95,10 @@ class Ledger:
     def get(self, segment: SegmentId) -> SegmentMetadata | None:
         """One segment, in any state; None if unknown."""
         return self.registry.current(self.partition, lambda cache: cache.get(segment))
+
+    def new_id(self) -> SegmentId:
+        """The id of a segment that is about to be made."""
+        return SegmentId(self.partition, self.env.chance.uuid())
 
     def add(self, segment: SegmentMetadata) -> SegmentMetadata:
         """Publish a segment whose copy starts now."""

@@ -167,12 +167,6 @@ def merges(segments: Sequence[SegmentMetadata], target: int, *, everything: bool
     return runs
 
 
-def without(known: KnownSegments, removed: Collection[SegmentMetadata]) -> list[SegmentMetadata]:
-    """The readable segments without these."""
-    gone = {segment.segment for segment in removed}
-    return [segment for segment in known.finished if segment.segment not in gone]
-
-
 def orphans(objects: Iterable[SegmentObject], known: Collection[UUID], *, grace: float, now: int) -> list[str]:
     """The paths of objects without an event that were written more than ``grace`` seconds ago.
 

@@ -83,23 +83,19 @@ def verify_segment(store: ObjectStore, segment: SegmentMetadata) -> SegmentFacts
 def verify_stored(store: ObjectStore, path: str, seal: Seal) -> SegmentFacts:
     """Read a whole segment, in small ranges, and return its facts; ``CorruptData`` unless it is as sealed."""
     where = f"{store.url}/{path}"
-    checksum = 0
-    kept: list[bytes | memoryview] = []
-    at = 0
+    checksum = at = 0
+    data: bytes | memoryview = b""
     while at < seal.size:
         # The last range is the tail, so that it is not read twice.
         end = min(at + _CHUNK_BYTES, seal.size - seal.tail) if at < seal.size - seal.tail else seal.size
         data = read_range(store, path, at, end - at, f"it should have {seal.size} bytes")
-        checksum = crc32c(data, checksum)
-        if end == seal.size:
-            kept.append(data)
-        at = end
+        checksum, at = crc32c(data, checksum), end
     if checksum != seal.checksum or is_longer(store, path, seal.size):
         raise CorruptData(
             f"{where} is damaged: its {seal.size} bytes do not match their checksum. Restore the object, or "
             "remove the segment."
         )
-    tail, _ = decode_tail(kept[0], where, before=seal.size - seal.tail)
+    tail, _ = decode_tail(data, where, before=seal.size - seal.tail)
     return tail.facts
 
 

@@ -193,7 +193,8 @@ class Tierer:
         # and the log trimmed behind it, before its deletion is published.
         slot.touch()
         left, removed = self._ledger.clean_up(slot, known)
-        return planning.without(known, left), removed
+        gone = {each.segment for each in left}
+        return [each for each in known.finished if each.segment not in gone], removed
 
     def _put_back(self, slot: Slot, position: int) -> Slot:
         """Move the slot back to ``position`` if it is higher: the log must keep records that no segment has."""
@@ -275,7 +276,7 @@ class Tierer:
         last = self._ledger.last()
         if last is not None:
             self._check_follows(slot, last)  # a purge of another history erases nothing
-        compaction = Compaction(self._log, self._backlog or self._by(ThreadPool()), self._target)
+        compaction = Compaction(self._backlog or self._by(ThreadPool()))
         rest = self._ledger.known().finished if retired else segments
         try:
             return compaction.run(slot, rest, purge=purge, everything=everything, stopping=self._stopping)
@@ -293,7 +294,7 @@ class Tierer:
             None if last is None else last.end + 1, position, self._log.bounds(), self.partition
         )
         cursor = Cursor(self._log.log_id, start, 0 if last is None else last.terms[-1][0])
-        wanted = self._target if self._backlog is None else self._backlog.log_bytes(self._target) * self._backlog.wanted
+        wanted = self._target if self._backlog is None else self._backlog.log_bytes * self._backlog.wanted
         spans = self._spans(cursor, wanted)  # Diverged if the record before is of another term
         size = self._target if len(spans) >= _MOST_SPANS else sum(span.size for span in spans)
         watched, now = self._watched(cursor.next if spans else None), self._env.clock.now()
@@ -329,7 +330,7 @@ class Tierer:
     ) -> Generator[tuple[SegmentMetadata, SegmentFacts]]:
         """Segments of the spans, as they become readable: one, or with a pool all of them."""
         if self._backlog is None:
-            encoded = self._copier.encode(spans[0].first, spans, size, self._stopping)
+            encoded = self._copier.encode(spans, size, self._stopping)
             if encoded is not None:
                 yield self._copier.copy(slot, encoded, follows=True), encoded.facts
             return
@@ -337,7 +338,7 @@ class Tierer:
         def is_due(listed: int) -> bool:
             return everything or planning.has_waited(listed, self._linger, self._env.clock.now())
 
-        with contextlib.closing(self._backlog.copied(slot, spans, self._target, is_due)) as results:
+        with contextlib.closing(self._backlog.copied(slot, spans, is_due)) as results:
             for segment, made in results:
                 yield segment, made.facts
 
