@@ -18,8 +18,14 @@ from strandline.log.read.reading import fetch_in_order
 from strandline.log.read.span_tasks import AHEAD
 from strandline.model.cursor import Span
 from strandline.model.records import READ_SCHEMA, Op
-from strandline.tier.copy.segment_files import ColdSpan, SegmentSpan, forget_tails, segment_path
-from strandline.tier.read.segment_check import check_between_columns, read_whole_group
+from strandline.tier.copy.segment_files import (
+    ColdSpan,
+    SegmentSpan,
+    check_between_columns,
+    forget_tails,
+    read_whole_group,
+    segment_path,
+)
 
 _SHOWN: Final = 40
 """Bytes of a value that are shown."""

@@ -11,8 +11,7 @@ from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import tierable_log
 from strandline.cli.shared.common import Place, guarded
 from strandline.model.segments import SegmentState
-from strandline.tier.status import TierStatus, segment_states, superseded, tier_status
-from strandline.tier.verify import TierView
+from strandline.tier.verify import TierStatus, TierView, segment_states, superseded, tier_status
 
 
 @guarded

@@ -39,8 +39,7 @@ from strandline.tier.attachment import PARTITIONS
 from strandline.tier.copy.rounds import Compacted, Round, TieringStep
 from strandline.tier.opening import attach as give
 from strandline.tier.opening import cold_cell, cold_tier, log_address, tiering
-from strandline.tier.status import Untiered, untiered
-from strandline.tier.verify import HotLog
+from strandline.tier.verify import HotLog, Untiered, untiered
 
 tier = group("Give a log a cold tier, and copy what is old into it.")
 

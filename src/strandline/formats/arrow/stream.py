@@ -21,7 +21,7 @@ from strandline.formats.arrow.header import (
     target_of,
     unpacked_limit,
 )
-from strandline.model.header_names import with_readable_names
+from strandline.model.records import with_readable_names
 
 END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 """End marker of a stream."""

@@ -27,8 +27,7 @@ from strandline.storage.closing import Closing
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 from strandline.tier.metadata.cache import SegmentCache
-from strandline.tier.metadata.events import EventFollower, checking
-from strandline.tier.metadata.rounds import MetadataRounds
+from strandline.tier.metadata.events import EventFollower, MetadataRounds, checking
 from strandline.tier.metadata.snapshot import MetadataSnapshots
 from strandline.tier.metadata.state import (
     CatchingUp,
