@@ -101,7 +101,7 @@ class PointerModel:
             return "looks at the pointer", replace(process, step="list", seen=pointer), place
         current = pointer.current
         other = job.replacing and current is not None and current.cursor.log_id != job.cursor.log_id
-        if current is not None and not other and not self.rules.is_newer(job.cursor, current):
+        if current is not None and not other and not self.rules.follows(job.cursor, current):
             return "sees something as new", replace(process, step="done"), place
         location = self.rules.location_of(pointer.generation, job.cursor, job.content)
         artifact = Artifact(location, job.cursor, "fold", 1, 1, 1, job.content, published=0)
@@ -208,5 +208,5 @@ def _behind(after: Cursor, before: Cursor) -> bool:
 
 def twin(**replaced: Any) -> SimpleNamespace:
     """The production rules with some replaced."""
-    names = ("is_newer", "location_of", "generation_of", "point", "give_up", "abandoned", "plan_sweep", "forget")
+    names = ("follows", "location_of", "generation_of", "point", "give_up", "abandoned", "plan_sweep", "forget")
     return SimpleNamespace(**{name: getattr(production, name) for name in names} | replaced)

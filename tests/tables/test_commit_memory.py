@@ -20,9 +20,8 @@ from strandline.errors import JobFailed, StorageError
 from strandline.followers.committer import begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
-from strandline.followers.pieces import Pieces
 from strandline.followers.run import Follower
-from strandline.followers.table_route import Observer, StoredRange, TableRoute
+from strandline.followers.table_route import Observer, Pieces, StoredRange, TableRoute
 from strandline.log.object import ObjectLog
 from strandline.log.read.decoded_sizes import DecodedSizes
 from strandline.log.read.reading import fetch_in_order

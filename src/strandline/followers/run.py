@@ -17,8 +17,7 @@ from strandline.followers import events
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching, Signal
-from strandline.followers.pieces import Pieces
-from strandline.followers.table_route import Observer, TableRoute
+from strandline.followers.table_route import Observer, Pieces, TableRoute
 from strandline.log.addressed import log_at
 from strandline.log.contract import Log
 from strandline.log.read.decoded_sizes import DecodedSizes

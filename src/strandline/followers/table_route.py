@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from strandline.errors import NotFound
+from strandline.errors import JobFailed, NotFound
 from strandline.followers import events
 from strandline.followers.committer import SinkCommitter
-from strandline.followers.job_descriptions import job_description
-from strandline.followers.pieces import Pieces
 from strandline.log.contract import Log
 from strandline.log.read.planning import cursor_after
 from strandline.model.cursor import Cursor, Limit, Span
@@ -21,6 +20,63 @@ from strandline.tables.written import Written
 
 if TYPE_CHECKING:
     from strandline.tables.files.part import TablePart
+
+_LOGGER: Final = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Pieces:
+    """Divides the ranges of one follower. Each commit has its cursor, so that none is applied twice."""
+
+    log: Log
+    _count: int = 1
+    """Into how many commits a range is divided."""
+
+    def store(
+        self,
+        items: Sequence[T],
+        since: Cursor,
+        upto: Cursor,
+        *,
+        after: Callable[[Cursor, T], Cursor],
+        commit: Callable[[Sequence[T], Cursor, Cursor], None],
+        within: Callable[[Sequence[T]], Sequence[T]] = lambda items: items,
+    ) -> None:
+        """Commit a range of batches, in order: as many at once as ``within`` says, and as fit into memory.
+
+        ``after`` gives the cursor after a batch. One batch is not divided: its ``MemoryError`` is raised.
+        """
+        rest, fewer = items, len(items)
+        while rest:
+            some = within(rest[: max(1, min(fewer, len(items) // self._count))])
+            rest = rest[len(some) :]
+            end = after(since, some[-1]) if rest else upto
+            try:
+                commit(some, since, end)
+            except RangeTooLarge:
+                rest, fewer = [*some, *rest], len(some) - 1  # what it takes is known now
+            except MemoryError as error:
+                if len(some) == 1:
+                    error.add_note(
+                        f"Offsets {since.next} to {end.next - 1} of {self.log!r} are one batch, which is not divided: "
+                        "give the follower, or Spark's workers, more memory."
+                    )
+                    raise
+                self._count *= 2
+                _LOGGER.warning(
+                    "Offsets %d to %d did not fit into memory, and are tried again in smaller pieces.",
+                    since.next, end.next - 1,
+                )  # fmt: skip
+                rest = [*some, *rest]
+            except JobFailed:
+                # A worker that took too much memory may have been killed: the next try takes less at once.
+                self._count = min(2 * self._count, len(items))
+                raise
+            else:
+                since, fewer = end, len(items)
+        self._count = max(1, self._count // 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,3 +169,30 @@ class TableRoute:
                 if not again or again[-1].next != upto.next or list(again) == list(spans):
                     raise
                 spans = again
+
+
+def job_description(log: object, table: object, since: int, upto: int) -> str:
+    """One job of a follower: the names of log and table, and the range. Never an address or an option.
+
+    >>> from types import SimpleNamespace as Named
+    >>> job_description(
+    ...     Named(url="s3://bucket/orders"), Named(url="s3://bucket/tables/orders", mode="latest"), 0, 1_900_000
+    ... )
+    'orders → latest, offsets 0–1,900,000'
+    >>> job_description(Named(url="wal:///disk/orders/"), Named(table="shop.versions", mode="history"), 5, 9)
+    'orders → shop.versions (history), offsets 5–9'
+    """  # noqa: RUF002 - a range
+    return f"{pipeline_name(log, table)}, offsets {since:,}–{upto:,}"  # noqa: RUF001 - a range
+
+
+def pipeline_name(log: object, table: object) -> str:
+    """The names of log and table: the last part of each address, and the kind of table."""
+    source, target = _name(log), _name(table)
+    kind = str(getattr(table, "mode", "") or type(table).__name__)
+    place = kind if target in ("", source) else f"{target} ({kind})"
+    return f"{source or 'log'} → {place}"
+
+
+def _name(thing: object) -> str:
+    address = getattr(thing, "url", None) or getattr(thing, "table", None)
+    return address.rstrip("/").rpartition("/")[2] if isinstance(address, str) else ""

@@ -11,10 +11,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
-from strandline.errors import AlreadyExists, Contended, CorruptData, Fenced, NotFound, NotReady, StorageError
+from strandline.errors import AlreadyExists, Contended, CorruptData, Diverged, Fenced, NotFound, NotReady, StorageError
 from strandline.formats.snapshot.manifest import PointerCodec, decode_snapshot
 from strandline.log.addressed import log_at
 from strandline.log.contract import LogReading
+from strandline.log.read.span_tasks import is_same_history
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import Duration, Named, Positive, checked
 from strandline.model.cursor import SECOND, Cursor
@@ -23,7 +24,6 @@ from strandline.model.sink import Store
 from strandline.model.snapshot import Artifact, Pointer, Snapshot, SnapshotFile
 from strandline.model.stamp import OpId
 from strandline.model.times import TOLERANCE
-from strandline.snapshots.history import check_history, lost_location
 from strandline.snapshots.pointer import (
     StalePayload,
     abandoned,
@@ -138,13 +138,13 @@ class Artifacts:
         folder = as_folder(folder)
         with log_at(log) as found:
             snapshot = read_snapshot(folder, env=self._env)
-            check_history(found, snapshot.cursor)
+            _check_history(found, snapshot.cursor)
             manifest = self._env.disk.read(f"{folder}/{MANIFEST}", 0, LARGEST + 1)
             op = self._op()
             for _ in range(_TRIES):
                 pointer = self._ensure_pointer()
                 current = pointer.current
-                lost = lost_location(found, current)
+                lost = _lost_location(found, current)
                 if current is not None and not follows(snapshot.cursor, current, replacing=replace, lost=lost):
                     return current.cursor
                 artifact = self._upload(snapshot, manifest, pointer.generation)
@@ -251,8 +251,8 @@ class Artifacts:
         at, current = store.position().cursor, self.newest()
         if at is None:
             raise NotReady(f"The store has no cursor yet, so there is nothing to publish to {self._cell.where}.")
-        check_history(log, at)
-        lost = lost_location(log, current)
+        _check_history(log, at)
+        lost = _lost_location(log, current)
         is_other = replace and current is not None and current.cursor.log_id != at.log_id
         if current is not None and not is_other and lost is None:
             # A publication time in the future is from a wrong clock.
@@ -392,6 +392,22 @@ class Artifacts:
 
     def _op(self) -> OpId:
         return OpId(self._env.chance.uuid())
+
+
+def _check_history(log: LogReading | None, cursor: Cursor) -> None:
+    """``Diverged`` if the log does not have the records of a snapshot at this cursor; nothing without a log."""
+    if log is not None and not is_same_history(log, cursor):
+        raise Diverged(
+            f"{log!r} does not have the records of a snapshot at {cursor}: it is another log, or was restored from a "
+            "copy since. Nothing was published: build the store again, and publish that."
+        )
+
+
+def _lost_location(log: LogReading | None, current: Artifact | None) -> str | None:
+    """The location of the published snapshot, if it is of a history that the log has lost; otherwise None."""
+    if log is None or current is None or current.cursor.log_id != log.log_id or is_same_history(log, current.cursor):
+        return None
+    return current.location
 
 
 def _part_name(file: int, index: int) -> str:

@@ -33,29 +33,24 @@ def generation_of(location: str) -> int | None:
     return None if name is None else int(name[1])
 
 
-def is_newer(cursor: Cursor, current: Artifact | None) -> bool:
-    """Whether a cursor is ahead of the published one; ``Diverged`` if that is of another log."""
-    if current is None:
+def follows(cursor: Cursor, current: Artifact | None, *, replacing: bool = False, lost: str | None = None) -> bool:
+    """Whether a snapshot at this cursor may take the place of the published one.
+
+    If that is older; if it is of another log, and ``replacing`` (else ``Diverged``); or if it is at the location
+    ``lost``: the log was restored from a copy, and does not have the records of that snapshot any more.
+    """
+    if current is None or current.location == lost:
         return True
     known = current.cursor
-    if cursor.log_id != known.log_id:
+    if cursor.log_id == known.log_id:
+        # A snapshot of an older term that reaches further has records that the newer term replaced.
+        return cursor.next > known.next and cursor.term >= known.term
+    if not replacing:
         raise Diverged(
             f"A snapshot of log {cursor.log_id} cannot follow one of log {known.log_id} at {current.location}: publish "
             "it elsewhere, or with replace=True if that log is given up."
         )
-    # A snapshot of an older term that reaches further has records that the newer term replaced.
-    return cursor.next > known.next and cursor.term >= known.term
-
-
-def follows(cursor: Cursor, current: Artifact | None, *, replacing: bool = False, lost: str | None = None) -> bool:
-    """Whether a snapshot at this cursor may take the place of the published one.
-
-    If that is older; if it is of another log, and ``replacing``; or if it is at the location ``lost``: the log was
-    restored from a copy, and does not have the records of that snapshot any more. Else as :func:`is_newer`.
-    """
-    if current is not None and (current.location == lost or (replacing and cursor.log_id != current.cursor.log_id)):
-        return True
-    return is_newer(cursor, current)
+    return True
 
 
 def point(pointer: Pointer, artifact: Artifact, *, replacing: bool = False, lost: str | None = None) -> Pointer:

@@ -56,15 +56,8 @@ class WatchOptions(TypedDict, total=False):
 @contextlib.contextmanager
 def finishing() -> Iterator[Callable[[Awaitable[Any]], Any]]:
     """A function that runs a coroutine to its end in this thread; all share one event loop, created on first use."""
-    with contextlib.ExitStack() as stack:
-        runners: list[asyncio.Runner] = []
-
-        def finish(awaitable: Awaitable[T]) -> T:
-            if not runners:
-                runners.append(stack.enter_context(asyncio.Runner()))
-            return runners[0].run(awaiting(awaitable))
-
-        yield finish
+    with contextlib.closing(asyncio.Runner()) as runner:
+        yield lambda awaitable: runner.run(awaiting(awaitable))
 
 
 async def awaiting(awaitable: Awaitable[T]) -> T:

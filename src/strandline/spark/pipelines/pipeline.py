@@ -14,8 +14,8 @@ from strandline.errors import InvalidInput, StrandlineError, Unsupported
 from strandline.followers.committer import SinkCommitter, begin
 from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
-from strandline.followers.job_descriptions import pipeline_name
 from strandline.followers.run import Follower, PushedLog
+from strandline.followers.table_route import pipeline_name
 from strandline.log.contract import LogReading
 from strandline.log.lag import lag_of
 from strandline.log.slots.heartbeat import SlotHeartbeat

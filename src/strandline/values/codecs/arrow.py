@@ -19,10 +19,9 @@ from strandline.values.codecs.columns import check_memory
 from strandline.values.codecs.exact import OTHER_YEARS, cutting, field_of_other_years
 from strandline.values.codecs.rows import one_row, reason_of
 from strandline.values.contract import CodecValue, Columns, Decoded, bad_rows, check_values
-from strandline.values.schema.evolution import conform_columns, evolve, one_batch
+from strandline.values.schema.evolution import SchemaUnion, conform_columns, evolve, one_batch, placed
 from strandline.values.schema.json_schema import constraining_keyword
 from strandline.values.schema.schemas import as_schema
-from strandline.values.schema.union import SchemaUnion, placed
 
 _DAMAGE: Final = (
     SchemaRefused,
