@@ -86,29 +86,6 @@ class Codec(Protocol):
         ...
 
 
-class CodecValue:
-    """What makes a codec a value: equal to another of its class with the same settings, and picklable."""
-
-    __slots__ = ()
-    schema: pa.Schema
-
-    def settings(self) -> tuple[Any, ...]:
-        """The arguments that make an equal codec, as a log records them."""
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{field.name}: {field.type}' for field in self.schema)})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CodecValue) and type(other) is type(self) and other.settings() == self.settings()
-
-    def __hash__(self) -> int:
-        return hash((type(self), tuple(self.schema.names)))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.settings()
-
-
 def rounds_floats(codec: Codec | None) -> bool:
     """Whether ``float32`` columns hold rounded numbers, because the values have wider ones: text, or 64 bits.
 

@@ -17,8 +17,8 @@ from strandline.formats.arrow.stream import END, batch_header
 from strandline.model.arguments import Positive, checked
 from strandline.values.codecs.columns import check_memory
 from strandline.values.codecs.exact import OTHER_YEARS, cutting, field_of_other_years
-from strandline.values.codecs.rows import one_row, reason_of
-from strandline.values.contract import CodecValue, Columns, Decoded, bad_rows, check_values
+from strandline.values.codecs.rows import CodecValue, one_row, reason_of
+from strandline.values.contract import Columns, Decoded, bad_rows, check_values
 from strandline.values.schema.evolution import SchemaUnion, conform_columns, evolve, one_batch, placed
 from strandline.values.schema.json_schema import constraining_keyword
 from strandline.values.schema.schemas import as_schema
@@ -64,7 +64,7 @@ class Arrow(CodecValue):
     """
 
     name = "arrow"
-    __slots__ = ("_longest", "_most", "_schema", "unenforced")
+    __slots__ = ("_longest", "_most", "unenforced")
 
     @checked
     def __init__(
@@ -77,11 +77,6 @@ class Arrow(CodecValue):
     def settings(self) -> tuple[pa.Schema | None, int, int]:
         """The arguments that make an equal codec, as a log records them."""
         return self._schema if len(self._schema) else None, self._most, self._longest
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns that every decoded batch has."""
-        return self._schema
 
     def limits(self) -> dict[str, int]:
         """The limits that are not the default ones, by their names."""

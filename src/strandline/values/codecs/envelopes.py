@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,9 +12,9 @@ import pyarrow.types as pt
 from strandline.errors import SchemaRefused
 from strandline.model.records import Op
 from strandline.values.codecs.columns import null_rows
-from strandline.values.codecs.rows import one_row
+from strandline.values.codecs.rows import CodecValue
 from strandline.values.codecs.structs import StructCodec
-from strandline.values.contract import Codec, CodecValue, Columns, Decoded, bad_rows, rounds_floats
+from strandline.values.contract import Codec, Columns, Decoded, bad_rows, rounds_floats
 from strandline.values.schema.constraints import Constrained, Constraints
 from strandline.values.schema.evolution import conform_columns
 
@@ -24,9 +24,8 @@ _PUTS: Final = ("c", "r", "u")
 class _Envelope(CodecValue, ABC):
     """A codec of change events: ``decode`` gives the changed row, and whether it is a put or a delete."""
 
-    name: ClassVar[str]
     _FURTHER: ClassVar[tuple[pa.Field, ...]]
-    __slots__ = ("_codec", "_event", "_schema")
+    __slots__ = ("_codec", "_event")
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -57,11 +56,6 @@ class _Envelope(CodecValue, ABC):
     def rounds_floats(self) -> bool:
         """See :func:`~strandline.values.contract.rounds_floats`."""
         return rounds_floats(self._codec)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of a row, as they are in ``after``."""
-        return self._schema
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._codec!r})"
@@ -118,11 +112,6 @@ class _Envelope(CodecValue, ABC):
         further = [pa.array([_PUTS[0]] * count, field.type) for field in self._FURTHER]
         names = ["after", *(field.name for field in self._FURTHER)]
         return self._event.encode(pa.RecordBatch.from_arrays([after, *further], names))
-
-    def encode_one(self, value: Any) -> bytes:
-        """Encode one row as an event that puts it."""
-        encoded: bytes = self.encode(one_row(self._schema, value))[0].as_py()
-        return encoded
 
 
 class Debezium(_Envelope):

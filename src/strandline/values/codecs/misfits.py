@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 import pyarrow.types as pt
 
-from strandline.values.codecs.exact import OTHER_YEARS, year_bounds
+from strandline.values.codecs.exact import OTHER_YEARS, decimal_fit, year_bounds
 from strandline.values.schema.constraints import int_range
 
 Misfit: TypeAlias = Callable[[Any], str | None]
@@ -138,21 +138,16 @@ def _shown(value: int) -> str:
 
 
 def _decimal(kind: pa.DataType) -> Misfit:
-    scale, most = kind.scale, kind.precision - kind.scale
+    fit = decimal_fit(kind)
 
     def test(value: Any) -> str | None:
         if type(value) is not Decimal:
             return None
-        if not value.is_finite():
-            return f"{value} is no number"
-        if not value:
-            return None
-        _, digits, exponent = value.as_tuple()
-        if len(digits) + int(exponent) > most:
-            return f"{value:.10e} has more than {most} digits before the point"
-        if -int(exponent) - scale > 0 and any(digits[max(0, len(digits) + int(exponent) + scale) :]):
-            return f"{value:.10e} has more than {scale} digits after the point"
-        return None
+        if value.is_finite():
+            with suppress(ArithmeticError):
+                fit(value)
+                return None
+        return f"{value:.10e} has no exact value there"
 
     return test
 

@@ -53,7 +53,7 @@ class Protobuf(RowCodec):
 
     @checked
     def __init__(self, descriptor: bytes | type, message: str | None = None) -> None:
-        library = _Library()
+        _library()
         if isinstance(descriptor, bytes):
             if not isinstance(message, str):
                 raise InvalidInput("A FileDescriptorSet needs the full name of the message, such as 'shop.Order'.")
@@ -65,12 +65,12 @@ class Protobuf(RowCodec):
                     "A descriptor is a generated message class, or the bytes of a FileDescriptorSet, not "
                     f"{descriptor!r:.100}."
                 )
-            self._files, self._message = library.files_of(found), found.full_name
-        made = library.message_class(self._files, self._message)
+            self._files, self._message = _files_of(found), found.full_name
+        made = _message_class(self._files, self._message)
         self._descriptor = made.DESCRIPTOR
         self._schema = as_schema(pa.schema(_fields("", made.DESCRIPTOR, 0, FieldCount())))
-        self._shapes = _shapes(library, made.DESCRIPTOR, self._schema)
-        self._make = library.maker(made.DESCRIPTOR, self._schema)
+        self._shapes = _shapes(made.DESCRIPTOR, self._schema)
+        self._make = _maker(made.DESCRIPTOR, self._schema)
         self._empty = None
         self._decode = made.FromString
         self._encode = lambda row: bytes(row.SerializeToString(deterministic=True))
@@ -111,53 +111,53 @@ def _wire(field: Any) -> str:
     return next((kind for kind, types in _WIRE.items() if field.type in types), f"type {field.type}")
 
 
-class _Library:
-    """The library ``protobuf``, imported on first use."""
+def _library() -> tuple[Any, Any, Any]:
+    """Modules of the library ``protobuf``, imported on first use: types of descriptors, pools, and the factory."""
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError as error:
+        raise MissingExtra("Protobuf values need the extra 'typed': pip install 'strandline[typed]'.") from error
+    return descriptor_pb2, descriptor_pool, message_factory
 
-    def __init__(self) -> None:
-        try:
-            from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-        except ImportError as error:
-            raise MissingExtra("Protobuf values need the extra 'typed': pip install 'strandline[typed]'.") from error
-        self._types, self._pools, self._factory = descriptor_pb2, descriptor_pool, message_factory
 
-    def files_of(self, descriptor: Any) -> bytes:
-        """The file of a message and all that it imports, each after what it needs."""
-        files: dict[str, bytes] = {}
+def _files_of(descriptor: Any) -> bytes:
+    """The file of a message and all that it imports, each after what it needs."""
+    types, _, _ = _library()
+    files: dict[str, bytes] = {}
 
-        def add(file: Any) -> None:
-            for needed in file.dependencies:
-                if needed.name not in files:
-                    add(needed)
-            files[file.name] = file.serialized_pb
+    def add(file: Any) -> None:
+        for needed in file.dependencies:
+            if needed.name not in files:
+                add(needed)
+        files[file.name] = file.serialized_pb
 
-        add(descriptor.file)
-        result = self._types.FileDescriptorSet()
-        for data in files.values():
-            result.file.add().ParseFromString(data)
-        return bytes(result.SerializeToString(deterministic=True))
+    add(descriptor.file)
+    result = types.FileDescriptorSet()
+    for data in files.values():
+        result.file.add().ParseFromString(data)
+    return bytes(result.SerializeToString(deterministic=True))
 
-    def message_class(self, files: bytes, message: str) -> Any:
-        """The class of a message in a ``FileDescriptorSet``."""
-        pool = self._pools.DescriptorPool()
-        try:
-            for file in self._types.FileDescriptorSet.FromString(files).file:
-                pool.Add(file)
-            return self._factory.GetMessageClass(pool.FindMessageTypeByName(message))
-        except KeyError as error:
-            raise SchemaRefused(
-                f"The message {message!r:.100} is not in the FileDescriptorSet: check its name."
-            ) from error
-        except Exception as error:
-            raise SchemaRefused(f"The FileDescriptorSet is not valid: {error!s:.200}.") from error
 
-    def maker(self, descriptor: Any, fields: Any) -> Callable[..., Any]:
-        """Gives a message from the values of its fields."""
-        kind = self._factory.GetMessageClass(descriptor)
-        names = [field.name for field in fields]
-        return lambda *values: kind(
-            **{name: value for name, value in zip(names, values, strict=True) if value is not None}
-        )
+def _message_class(files: bytes, message: str) -> Any:
+    """The class of a message in a ``FileDescriptorSet``."""
+    types, pools, factory = _library()
+    pool = pools.DescriptorPool()
+    try:
+        for file in types.FileDescriptorSet.FromString(files).file:
+            pool.Add(file)
+        return factory.GetMessageClass(pool.FindMessageTypeByName(message))
+    except KeyError as error:
+        raise SchemaRefused(f"The message {message!r:.100} is not in the FileDescriptorSet: check its name.") from error
+    except Exception as error:
+        raise SchemaRefused(f"The FileDescriptorSet is not valid: {error!s:.200}.") from error
+
+
+def _maker(descriptor: Any, fields: Any) -> Callable[..., Any]:
+    """Gives a message from the values of its fields."""
+    _, _, factory = _library()
+    kind = factory.GetMessageClass(descriptor)
+    names = [field.name for field in fields]
+    return lambda *values: kind(**{name: value for name, value in zip(names, values, strict=True) if value is not None})
 
 
 def _fields(path: str, descriptor: Any, depth: int, count: FieldCount) -> Iterator[pa.Field]:
@@ -198,23 +198,21 @@ def _is_map(field: Any) -> bool:
     return bool(field.is_repeated and field.cpp_type == _MESSAGE and field.message_type.GetOptions().map_entry)
 
 
-def _shapes(library: _Library, descriptor: Any, fields: Any) -> tuple[ColumnShape, ...]:
+def _shapes(descriptor: Any, fields: Any) -> tuple[ColumnShape, ...]:
     by_name = descriptor.fields_by_name
-    return tuple(_shape(library, by_name[field.name], field) for field in fields)
+    return tuple(_shape(by_name[field.name], field) for field in fields)
 
 
-def _shape(library: _Library, described: Any, field: pa.Field) -> ColumnShape:
+def _shape(described: Any, field: pa.Field) -> ColumnShape:
     kind, get = field.type, _getter(described)
     if pt.is_map(kind):
-        return ColumnShape(
-            field, get, (_single_shape(library, described.message_type.fields[1], kind.item_field, get),)
-        )
+        return ColumnShape(field, get, (_single_shape(described.message_type.fields[1], kind.item_field, get),))
     if pt.is_list(kind):
-        return ColumnShape(field, get, (_single_shape(library, described, kind.value_field, get),))
-    return _single_shape(library, described, field, get)
+        return ColumnShape(field, get, (_single_shape(described, kind.value_field, get),))
+    return _single_shape(described, field, get)
 
 
-def _single_shape(library: _Library, described: Any, field: pa.Field, get: Callable[[Any], Any]) -> ColumnShape:
+def _single_shape(described: Any, field: pa.Field, get: Callable[[Any], Any]) -> ColumnShape:
     kind = described.message_type
     if described.cpp_type == _ENUM:
         names = {value.number: value.name for value in described.enum_type.values}
@@ -225,12 +223,12 @@ def _single_shape(library: _Library, described: Any, field: pa.Field, get: Calla
         )
     if kind is None:
         return ColumnShape(field, get)
-    make = library.maker(kind, kind.fields)
+    make = _maker(kind, kind.fields)
     if kind.full_name == _TIMESTAMP:
         return ColumnShape(field, get, via=pa.int64(), load=_microseconds, dump=lambda us: make(*_parts(us)))
     if kind.full_name in _WRAPPERS:
         return ColumnShape(field, get, load=attrgetter("value"), dump=make)
-    return ColumnShape(field, get, _shapes(library, kind, field.type), make=library.maker(kind, field.type))
+    return ColumnShape(field, get, _shapes(kind, field.type), make=_maker(kind, field.type))
 
 
 def _getter(field: Any) -> Callable[[Any], Any]:

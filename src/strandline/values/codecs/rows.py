@@ -6,6 +6,7 @@ Rows are never joined, so a value cannot change what another one means, and ever
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
@@ -17,7 +18,7 @@ import pyarrow.types as pt
 from strandline.errors import InvalidInput, StrandlineError, printable
 from strandline.values.codecs.columns import ColumnShape, build_columns, check_memory, null_rows
 from strandline.values.codecs.exact import OTHER_YEARS, decimal_fit, has_years, is_in_years
-from strandline.values.contract import CodecValue, Columns, Decoded, bad_rows, check_values
+from strandline.values.contract import Columns, Decoded, bad_rows, check_values
 from strandline.values.schema.evolution import conform_columns, is_list
 from strandline.values.schema.schemas import is_record_class
 
@@ -26,23 +27,12 @@ _CHUNK_ROWS: Final = 4096
 _CHUNK_BYTES: Final = 32 << 20
 
 
-class RowCodec(CodecValue):
-    """A codec whose library decodes and encodes one value at a time.
+class CodecValue:
+    """What makes a codec a value: equal to another of its class with the same settings, and picklable."""
 
-    A subclass sets how: ``_decode`` gives a row from bytes or raises, ``_encode`` is its inverse, ``_shapes`` take the
-    row apart, ``_make`` gives a row from the values of its fields, and ``_empty`` is a row of nulls.
-    """
-
-    name: str = ""
-    __slots__ = ("_decode", "_empty", "_encode", "_make", "_schema", "_shapes", "unenforced")
-    unenforced: str | None
-    """A keyword of the given JSON Schema that the codec does not enforce: a new log refuses the schema."""
+    name: str
+    __slots__ = ("_schema",)
     _schema: pa.Schema
-    _shapes: tuple[ColumnShape, ...]
-    _decode: Callable[[bytes], Any]
-    _encode: Callable[[Any], bytes]
-    _make: Callable[..., Any]
-    _empty: Any
 
     @property
     def schema(self) -> pa.Schema:
@@ -52,6 +42,44 @@ class RowCodec(CodecValue):
     def settings(self) -> tuple[Any, ...]:
         """The arguments that make an equal codec, as a log records them."""
         return (self._schema,)
+
+    @abstractmethod
+    def encode(self, columns: Columns) -> pa.Array:
+        """Encode rows, one value per row."""
+
+    def encode_one(self, value: Any) -> bytes:
+        """Encode a mapping, a dataclass or a Struct; an unknown field is refused, a missing one is null."""
+        encoded: bytes = self.encode(one_row(self._schema, value))[0].as_py()
+        return encoded
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{field.name}: {field.type}' for field in self._schema)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CodecValue) and type(other) is type(self) and other.settings() == self.settings()
+
+    def __hash__(self) -> int:
+        return hash((type(self), tuple(self._schema.names)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.settings()
+
+
+class RowCodec(CodecValue):
+    """A codec whose library decodes and encodes one value at a time.
+
+    A subclass sets how: ``_decode`` gives a row from bytes or raises, ``_encode`` is its inverse, ``_shapes`` take the
+    row apart, ``_make`` gives a row from the values of its fields, and ``_empty`` is a row of nulls.
+    """
+
+    __slots__ = ("_decode", "_empty", "_encode", "_make", "_shapes", "unenforced")
+    unenforced: str | None
+    """A keyword of the given JSON Schema that the codec does not enforce: a new log refuses the schema."""
+    _shapes: tuple[ColumnShape, ...]
+    _decode: Callable[[bytes], Any]
+    _encode: Callable[[Any], bytes]
+    _make: Callable[..., Any]
+    _empty: Any
 
     def decode(self, values: pa.Array) -> Decoded:
         """Decode each value; a row is bad if it is malformed or does not fit the schema. Unknown fields are skipped."""
@@ -111,11 +139,6 @@ class RowCodec(CodecValue):
             raise
         except Exception as error:
             raise InvalidInput(f"A row cannot be encoded as {self.name}: {reason_of(error)}") from error
-
-    def encode_one(self, value: Any) -> bytes:
-        """Encode a mapping, a dataclass or a Struct; an unknown field is refused, a missing one is null."""
-        encoded: bytes = self.encode(one_row(self._schema, value))[0].as_py()
-        return encoded
 
 
 def reason_of(error: BaseException) -> str:
