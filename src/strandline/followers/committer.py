@@ -86,9 +86,8 @@ def _serves(log: Log, cursor: Cursor) -> bool:
 class SinkCommitter:
     """A follower's sink and slot: only stored data advances the slot.
 
-    A follower that is refused before it has stored anything leaves nothing behind: a new follower claims its slot with
-    the first successful apply, and :meth:`abandon` drops a slot that was created for it. So a slot with a holder proves
-    that a sink existed.
+    A new follower claims its slot with the first successful apply, and :meth:`abandon` drops a slot that was created
+    for it. So a slot with a holder proves that a sink existed.
     """
 
     def __init__(self, log: Log, sink: Sink, start: Cursor, *, is_new: bool) -> None:

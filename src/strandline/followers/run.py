@@ -65,8 +65,8 @@ def follow(
     and advanced only to the sink's stored cursor. ``on_progress`` gets that cursor, after each commit.
 
     A table that other writers have changed so that it no longer matches its cursor is ``Diverged``; ``repair=True``
-    restores the last version that does, and continues from there. A new follower that is refused before anything was
-    stored leaves no table and no slot.
+    restores the last version that does. A new follower that is refused before anything was stored leaves no table and
+    no slot.
 
     Raises ``CursorExpired`` or ``Diverged`` if the log cannot serve the sink's cursor, ``Fenced`` if a newer follower
     took over, ``CorruptData`` or ``NotFound`` naming a damaged object; the sink is then unchanged.

@@ -65,11 +65,9 @@ class LogKeyValue:
     :class:`~strandline.kv.contract.KeyValue`.
 
     A read sees every change acknowledged before the call, by any writer. The first read loads the whole log, or the
-    records after ``base``, and holds all values in memory. If the log was trimmed above that point, reads and full
-    watches raise ``CursorExpired``. A version is the record's offset; a key from the base has an unknown version until
-    it changes. A log evicts nothing: a key lives until it is deleted.
-
-    Thread-safe: concurrent writes share one append.
+    records after ``base``, and holds all values in memory; ``CursorExpired`` if the log was trimmed above that point. A
+    version is the record's offset; a key from the base has an unknown version until it changes. Thread-safe: concurrent
+    writes share one append.
 
     >>> from strandline.log.memory import MemoryLog
     >>> kv = LogKeyValue(MemoryLog())
@@ -117,10 +115,7 @@ class LogKeyValue:
         return iter([_entry(*item) for item in sorted(self._fold.within(Prefix(prefix))[1])])
 
     def listing(self, scope: Scope = EVERYTHING) -> KeyListing:
-        """The present keys in scope. A log evicts nothing: an absent key was deleted or never existed.
-
-        So the names of deleted keys are not kept.
-        """
+        """The present keys in scope. A log evicts nothing, so that the names of deleted keys are not kept."""
         return KeyListing(frozenset(key for key, _ in self._fold.within(scope)[1]))
 
     def watch(self, scope: Scope = EVERYTHING) -> LogKeyValueSubscription:

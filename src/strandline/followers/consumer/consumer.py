@@ -48,19 +48,15 @@ BatchSequence = Annotated[int, ArgumentKind(SIGNED.admits, "a batch's sequence n
 class Consumer:
     """Takes batches in order from a slot of any log, or from a queue of version 1, and acknowledges them.
 
-    Opening claims the slot (which is created if there is none) and fences its former holder: a fenced
-    consumer gets ``Fenced`` at its next read of the queue, durable acknowledgement or :meth:`flush`, and changes
-    nothing. Batches that it was given before can still be fetched while the objects exist.
+    After any crash, the next consumer begins right after the last durable acknowledgement: no unacknowledged batch is
+    skipped, no acknowledged one is delivered again. Batches are acknowledged in the order in which they are read, which
+    may run ahead; durably after every ``ack_every`` of them and after :meth:`flush` or :meth:`close`.
 
-    Batches are read in order and acknowledged in order, and reading may run ahead. An acknowledgement is durable after
-    every ``ack_every`` of them and after :meth:`flush` or :meth:`close`. After any crash, the next consumer begins
-    right after the last durable acknowledgement: no unacknowledged batch is skipped, no acknowledged one is delivered
-    again.
+    Opening claims the slot (which is created if there is none) and fences its former holder: that gets ``Fenced`` at
+    its next read of the queue, durable acknowledgement or :meth:`flush`, and changes nothing.
 
-    Safe in threads: one thread reads at a time, one acknowledges, and neither waits for the other. To read in parallel
-    use :meth:`batches`, or :meth:`next_descriptors` with a :meth:`fetch_handle`. ``for batch in consumer`` and
-    ``async for batch in consumer`` end when nothing is left; ``next_batch(timeout=…)`` waits for more. In asyncio use
-    ``async with`` and ``await consumer.next_batch_async(timeout=…)``, which may be cancelled at any time.
+    Safe in threads: one thread reads at a time, one acknowledges, and neither waits for the other. ``for batch in
+    consumer`` and ``async for batch in consumer`` end when nothing is left; ``next_batch(timeout=…)`` waits for more.
 
     >>> import strandline as sl
     >>> log = sl.open("memory://doctest-consumer", create=True)
@@ -152,10 +148,7 @@ class Consumer:
         return f"Consumer({self._queue.url!r}, slot={self._queue.slot!r}, holder={self.holder!r})"
 
     def next_batch(self, timeout: Timeout | None = 0.0) -> ConsumedBatch | None:
-        """The next batch after the read cursor; None if none is listed within ``timeout`` seconds.
-
-        By default it does not wait; ``timeout=None`` waits until there is a batch. It polls with growing pauses, at
-        least four times a second.
+        """The next batch after the read cursor; None if none is listed within ``timeout`` seconds (None: for ever).
 
         The cursor moves only when the batch was read: a call that failed or was interrupted gives the same batch again.
         In asyncio use :meth:`next_batch_async`: a cancelled ``asyncio.to_thread(consumer.next_batch)`` may drop the
@@ -253,10 +246,8 @@ class Consumer:
     def batches(self, *, parallel: Positive = 4, ahead: Positive = AHEAD_BYTES) -> Iterator[ConsumedBatch]:
         """All batches after the read cursor, in order, until there are no more; then it can be called again.
 
-        Up to ``parallel`` are read at once, and about ``ahead`` bytes of memory are read early; where sizes are
-        unknown, only the number counts. The read cursor moves as batches are delivered: batches that were only read
-        ahead are delivered again. Use one such iterator at a time; it skips batches that another call has delivered
-        meanwhile.
+        Up to ``parallel`` are read at once, and about ``ahead`` bytes of memory early, where sizes are known. The read
+        cursor moves as batches are delivered. An iterator skips batches that another call has delivered meanwhile.
         """
         self._reader.check_open()
         return self._reader.batches(parallel=parallel, ahead=ahead)
@@ -264,9 +255,8 @@ class Consumer:
     def dead_letter(self, descriptor: Descriptor, reason: Prose) -> str:
         """Durably set an unusable batch aside, and count it as acknowledged in its turn; returns its location.
 
-        For callers that fetch by descriptors: :meth:`next_batch` and :meth:`batches` do it themselves if the consumer
-        was opened with ``on_poison="dead-letter"``. ``TooManyDeadLetters`` beyond the limit; ``InvalidInput`` if the
-        batch is acknowledged already.
+        For callers that fetch by descriptors. ``TooManyDeadLetters`` beyond the limit; ``InvalidInput`` if the batch is
+        acknowledged already.
         """
         self._reader.check_open()
         with self._reader.lock:

@@ -26,13 +26,11 @@ class AckStep:
 class AckProgress:
     """The bookkeeping of one consumer, in positions: ``durable <= acknowledged <= read``, and each only grows.
 
-    Everything below ``read`` was delivered, below ``acknowledged`` was acknowledged in this process, and below
-    ``durable`` in the store. A batch that was set aside counts as acknowledged as soon as all before it are. A batch
-    ends at its sequence, and the next one begins after it: a queue that counts batches numbers them one by one, a
-    queue that counts records by the offset of the last.
+    A batch that was set aside counts as acknowledged as soon as all before it are. A queue that counts batches numbers
+    them one by one, a queue that counts records by the offset of the last.
 
-    An acknowledgement takes two calls: one plans an :class:`AckStep` and changes nothing, :meth:`done` applies it. The
-    caller executes the step in between; if that fails, nothing has changed and the same call can be repeated.
+    An acknowledgement takes two calls: one plans an :class:`AckStep` and changes nothing, :meth:`done` applies it after
+    the caller has executed it. If that fails, the same call can be repeated.
 
     >>> from strandline.model.head import QueueEntry
     >>> progress = AckProgress(5, ack_every=2)

@@ -47,23 +47,20 @@ def watch_applied(
     """Apply every change in scope, in order, and return the cursor below which everything has been applied.
 
     A cursor moves only after ``apply`` has returned and the ``store``, if there is one, has stored the raw updates and
-    the cursor in one atomic write; then ``on_applied`` gets it, once. So after any crash, a restart
-    delivers the updates that were not applied, and perhaps some that were.
-
-    State that ``apply`` builds should end with its process, or be rebuilt from the store at the start. A separate
-    database may keep a key that the store never had: applied, not stored, and deleted before the restart,
-    when the cursor had expired.
+    the cursor in one atomic write. So after any crash, a restart delivers the updates that were not applied, and
+    perhaps some that were. State that ``apply`` builds should end with its process, or be rebuilt from the store at the
+    start: a separate database may keep a key that was applied, not stored, and deleted before the restart.
 
     Args:
         watcher: The source of the changes.
-        apply: Called with a batch: the parsed updates, or without ``parse`` the updates themselves. May be a coroutine
-            function. If it raises, the watch ends with that error, and the cursor stays.
+        apply: Called with a batch of updates, parsed if there is a ``parse``; a coroutine function is awaited. If it
+            raises, the watch ends with that error, and the cursor stays.
         scope: The keys to watch.
         resume: Where to resume; by default at the store's cursor. A cursor ahead of the store is ``InvalidInput``.
             None means a full watch: all current values, then changes.
         reader: Lists the present keys. With a store it repairs an expired cursor: keys that vanished meanwhile are
-            deleted, through ``parse``, ``apply`` and the store, before and after everything is listed again. Without
-            it an expired cursor means a full watch that deletes nothing, and one warning.
+            deleted, also by ``apply``. Without it an expired cursor means a full watch that deletes nothing, and one
+            warning.
         store: Stores what was applied. A failed write is retried, with its batches in order; after 16 failures in
             a row the watch ends. ``apply`` is not called again for them.
         exports: Requests for snapshots of the store.
@@ -71,7 +68,7 @@ def watch_applied(
         parse: Converts an update for ``apply``; None rejects it, and it still counts for the cursor. An error
             ends the watch, unless there is a ``dead_letter``.
         dead_letter: Called with an update that could not be parsed, and the error. The update counts as rejected.
-        on_applied: Called with each cursor after it has moved. May be a coroutine function.
+        on_applied: Called once with each cursor after it has moved; a coroutine function is awaited.
         evicted: Whether keys that vanished without a delete are dropped or kept, where a backend can distinguish that.
         stop: Set it to end the watch cleanly: batched updates are applied, others are discarded.
         env: The clock of the windows.
@@ -140,10 +137,7 @@ RESTARTS: Final = Backoff(attempts=1 << 30, base=0.1, ceiling=30.0)
 
 @dataclass(frozen=True, slots=True)
 class WatchState:
-    """State of a supervised watch.
-
-    ``waiting``: it failed and will be retried; ``failed``: it will not.
-    """
+    """State of a supervised watch. ``waiting``: it failed and will be retried; ``failed``: it will not."""
 
     phase: Literal["idle", "running", "waiting", "stopped", "failed"] = "idle"
     cursor: Cursor | None = None
@@ -158,11 +152,10 @@ class WatchState:
 class Supervisor:
     """Runs :func:`~strandline.followers.watch.api.watch_applied` again and again until it is stopped.
 
-    After an error it waits, longer each time while nothing is applied in between, and resumes from the store's
-    cursor; without a store, from the last applied cursor. It remembers the keys that were applied but not
-    stored, so that state in this process stays right even if they vanish before the next try. An error that a retry
-    cannot cure, or ``restarts.attempts`` failures in a row without progress, ends it. All other options are those of
-    ``watch_applied``.
+    After an error it waits, longer each time while nothing is applied in between, and resumes from the store's cursor;
+    without a store, from the last applied one. State in this process stays right even if keys that were applied but not
+    stored vanish meanwhile. An error that a retry cannot cure, or ``restarts.attempts`` failures in a row without
+    progress, ends it. All other options are those of ``watch_applied``.
 
     >>> from strandline.kv.memory import MemoryKeyValue
     >>> kv, seen = MemoryKeyValue(), []

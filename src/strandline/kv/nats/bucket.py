@@ -64,20 +64,13 @@ _PURGE: Final = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
 class NatsKeyValue(Closing):
     """A NATS JetStream key-value bucket. Satisfies :class:`~strandline.kv.contract.KeyValue`; thread-safe.
 
-    A version is a sequence number of the bucket's stream. A cursor carries the stream's identity, made of its name and
-    creation time. A change is as durable as the stream makes it: replicated as configured, and synced to disk by the
-    server, by default within two minutes.
+    A change is as durable as the stream makes it: replicated as configured, and synced to disk by the server, by
+    default within two minutes. Changes that the server drops from the front (by age, size, or a purge of the stream)
+    are never skipped silently: a cursor below them is ``CursorExpired``, a watch that lags behind them ends with
+    ``Gap``. A removal in the middle of the stream without a marker is not shown by the server: a resync finds it.
 
-    Keys are restricted by NATS: words of letters, digits and ``-/_=``, joined by dots. Prefixes are any bytes.
-
-    Changes that the server drops from the front (by age, size, or a purge of the stream) are never skipped silently: a
-    cursor below them is ``CursorExpired``, a watch that lags behind them ends with ``Gap``. Both may be raised although
-    all missing values were superseded, if every key has been written since; a longer ``history`` makes that rare. The
-    server does not show removals in the middle of the stream without a marker: a purge of single subjects (as
-    ``purge_deletes`` of other clients does with old markers), and values with their own TTL in a bucket without marker
-    TTL. A watcher that was away or lagged does not get such a removal; a resync deletes the key from its store.
-
-    In a forked child every call is ``UsedAcrossFork``.
+    Keys are words of letters, digits and ``-/_=``, joined by dots. Prefixes are any bytes. A version is a sequence
+    number of the bucket's stream.
     """
 
     def __init__(self, connection: NatsConnection, bucket: str, *, prefetch: int = 1024, env: Env = SYSTEM) -> None:

@@ -47,9 +47,9 @@ class Arrow(CodecValue):
     """Values that are Arrow IPC streams with one row each: every value carries its own schema.
 
     A decoded batch has the columns of ``schema``, if one is given, and all further columns of its values, merged as
-    :func:`~strandline.values.evolve` does. A value whose columns cannot be merged with those before it is a bad row.
-    So is a value with compressed buffers, with more or fewer rows than one, with a timestamp or date outside of the
-    years 1 to 9999, and with a field whose name begins with an underscore, as columns that tables add do.
+    :func:`~strandline.values.evolve` does. A value whose columns cannot be merged with those before it is a bad row,
+    and so is one with compressed buffers, another number of rows, a year outside of 1 to 9999, or a name that begins
+    with an underscore, as columns that tables add do.
 
     >>> codec = Arrow()
     >>> values = pa.array([codec.encode_one({"id": 1}), codec.encode_one({"id": 2, "vip": True})], pa.binary())
@@ -58,9 +58,8 @@ class Arrow(CodecValue):
 
     Args:
         schema: The columns that are always there, or None.
-        max_columns: Limit on the fields of a batch, and of a table, those inside of structs included: a value that
-            would bring more is a bad row.
-        max_name: Limit on the bytes of a field's name: a value with a longer one is a bad row.
+        max_columns: Limit on the fields of a batch and of a table: a value that would bring more is a bad row.
+        max_name: Limit on the bytes of a field's name, likewise.
     """
 
     name = "arrow"
