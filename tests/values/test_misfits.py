@@ -16,7 +16,7 @@ import strandline as sl
 from strandline.tables.rows.types import stored
 from strandline.values.codecs import columns
 from strandline.values.codecs.columns import ColumnShape, convert
-from strandline.values.codecs.misfits import misfit_of
+from strandline.values.codecs.exact import misfit_of
 from tests.cases import some
 
 _TWO = st.integers(0, 99).map("{:02}".format)

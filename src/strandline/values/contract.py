@@ -55,12 +55,10 @@ class Codec(Protocol):
     @property
     def name(self) -> str:
         """Name of the encoding, such as ``json``."""
-        ...
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of a decoded value. All of them are nullable."""
-        ...
 
     def decode(self, values: pa.Array) -> Decoded:
         """Decode an array of type ``binary``, ``large_binary`` or ``null``, as it is in a record batch.
@@ -68,7 +66,6 @@ class Codec(Protocol):
         Whatever the bytes are, this returns, in memory proportional to them: a value that is not valid is a bad row.
         A null value is never bad. The columns have :attr:`schema`; those of a self-describing codec may have more.
         """
-        ...
 
     def encode(self, columns: Columns) -> pa.Array:
         """Encode rows as a ``binary`` array, one value per row: the exact inverse of :meth:`decode`.
@@ -76,14 +73,12 @@ class Codec(Protocol):
         Columns are matched by name, and missing ones are null. ``InvalidInput`` for a column that is not in the
         schema, and for a row that the encoding cannot represent. No value is null: a row of nulls is encoded, too.
         """
-        ...
 
     def encode_one(self, value: Any) -> bytes:
         """Encode one value: a mapping of field names, a dataclass or a ``msgspec.Struct``.
 
         ``InvalidInput`` if it does not fit the schema; the sentence names the field.
         """
-        ...
 
 
 def rounds_floats(codec: Codec | None) -> bool:

@@ -202,7 +202,7 @@ def _description(codec: Codec) -> tuple[str, dict[str, Any]]:
         case Raw():
             return codec.name, {}
         case Protobuf():
-            files, message = codec.settings()
+            files, message = codec.settings().values()
             return codec.name, {"files": base64.b64encode(files).decode(), "message": message}
         case Avro():
             return codec.name, _avro_description(codec)
@@ -216,7 +216,7 @@ def _description(codec: Codec) -> tuple[str, dict[str, Any]]:
 
 
 def _avro_description(codec: Avro) -> dict[str, Any]:
-    text, registry, number = codec.settings()
+    text, registry, number = codec.settings().values()
     found: dict[str, Any] = {"schema": json.loads(text)}
     if isinstance(registry, str):
         refuse_credentials(registry, "give it the registry's address without them")

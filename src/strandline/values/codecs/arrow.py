@@ -73,17 +73,15 @@ class Arrow(CodecValue):
         self.unenforced = constraining_keyword(schema)
         self._most, self._longest = max_columns, max_name
 
-    def settings(self) -> tuple[pa.Schema | None, int, int]:
+    def settings(self) -> dict[str, Any]:
         """The arguments that make an equal codec, as a log records them."""
-        return self._schema if len(self._schema) else None, self._most, self._longest
+        schema = self._schema if len(self._schema) else None
+        return {"schema": schema, "max_columns": self._most, "max_name": self._longest}
 
     def limits(self) -> dict[str, int]:
         """The limits that are not the default ones, by their names."""
         named = {"max_columns": (self._most, MAX_COLUMNS), "max_name": (self._longest, MAX_NAME)}
         return {name: limit for name, (limit, usual) in named.items() if limit != usual}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _again, self.settings()
 
     @checked
     def decode(self, values: pa.Array) -> Decoded:
@@ -190,7 +188,7 @@ def table_codec(codec: Arrow, columns: pa.Schema, values: Iterable[bytes | None]
     A value whose fields the table cannot have, or does not have, is a bad row. ``kept`` are columns as the table
     stores them; ``SchemaRefused`` for those that it cannot.
     """
-    _, most, longest = codec.settings()
+    _, most, longest = codec.settings().values()
     union = SchemaUnion(evolve(kept(codec.schema), as_schema(columns) if len(columns) else columns).schema, most)
     refused: dict[bytes, str] = {}
     known: set[bytes] = set()
@@ -208,10 +206,6 @@ def table_codec(codec: Arrow, columns: pa.Schema, values: Iterable[bytes | None]
             except SchemaRefused as error:
                 refused[head] = str(error)
     return TableArrow(union.schema, most, longest, kept, refused)
-
-
-def _again(schema: pa.Schema | None, most: int, longest: int) -> Arrow:
-    return Arrow(schema, max_columns=most, max_name=longest)
 
 
 def _head(value: bytes) -> tuple[bytes, pa.Schema]:

@@ -113,12 +113,10 @@ class Avro(RowCodec):
             return b""
         return None if self._id is None else bytes([_MAGIC]) + self._id.to_bytes(4, "big")
 
-    def settings(self) -> tuple[Any, ...]:
+    def settings(self) -> dict[str, Any]:
         """The arguments that make an equal codec, as a log records them."""
-        return self._text, None if self._registry is None else self._registry.settings(), self._id
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _again, self.settings()
+        registry = None if self._registry is None else self._registry.settings()
+        return {"schema": self._text, "registry": registry, "schema_id": self._id}
 
     def _framed(self, library: Any, own: Any, given: Any) -> Callable[[bytes], Any]:
         readers, registry = self._readers, self._registry
@@ -135,10 +133,6 @@ class Avro(RowCodec):
             return readers[number](value[_HEADER:])
 
         return decode
-
-
-def _again(text: str, registry: Any, number: int | None) -> Avro:
-    return Avro(text, registry=registry, schema_id=number)
 
 
 def _library() -> Any:

@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from strandline.errors import printable
-from strandline.values.codecs.exact import OTHER_YEARS, decimal_fit, is_in_years
-from strandline.values.codecs.misfits import misfit_of
+from strandline.values.codecs.exact import OTHER_YEARS, decimal_fit, is_in_years, misfit_of
 from strandline.values.schema.evolution import is_list
 
 Getter: TypeAlias = Callable[[Any], Any]

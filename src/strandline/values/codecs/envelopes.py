@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -60,9 +60,9 @@ class _Envelope(CodecValue, ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._codec!r})"
 
-    def settings(self) -> tuple[Codec]:
+    def settings(self) -> dict[str, Any]:
         """The codec of a row, or of a whole event."""
-        return (self._codec,)
+        return {"codec": self._codec}
 
     def decode(self, values: pa.Array) -> Decoded:
         """The row of each event and its operation; a null value, a tombstone, is a delete."""

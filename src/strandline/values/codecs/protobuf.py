@@ -75,9 +75,9 @@ class Protobuf(RowCodec):
         self._decode = made.FromString
         self._encode = lambda row: bytes(row.SerializeToString(deterministic=True))
 
-    def settings(self) -> tuple[Any, ...]:
+    def settings(self) -> dict[str, Any]:
         """The arguments that make an equal codec, as a log records them."""
-        return self._files, self._message
+        return {"descriptor": self._files, "message": self._message}
 
     @checked
     def check_reads(self, older: Protobuf) -> None:

@@ -9,6 +9,7 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -39,9 +40,9 @@ class CodecValue:
         """The columns of a decoded value."""
         return self._schema
 
-    def settings(self) -> tuple[Any, ...]:
+    def settings(self) -> dict[str, Any]:
         """The arguments that make an equal codec, as a log records them."""
-        return (self._schema,)
+        return {"schema": self._schema}
 
     @abstractmethod
     def encode(self, columns: Columns) -> pa.Array:
@@ -62,7 +63,7 @@ class CodecValue:
         return hash((type(self), tuple(self._schema.names)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.settings()
+        return partial(type(self), **self.settings()), ()
 
 
 class RowCodec(CodecValue):

@@ -73,9 +73,9 @@ class StructCodec(RowCodec):
             if any(map(_is_checked_by_arrow, leaves(shape.field.type))) or has_pattern(inside.get(shape.field.name, {}))
         )
 
-    def settings(self) -> tuple[Any, ...]:
+    def settings(self) -> dict[str, Any]:
         """The arguments that make an equal codec."""
-        return (Constrained(self._schema, self.constraints) if self.constraints else self._schema,)
+        return {"schema": Constrained(self._schema, self.constraints) if self.constraints else self._schema}
 
     def encode(self, columns: Columns) -> pa.Array:
         """Encode rows, with every field of the schema, null or not; ``InvalidInput`` if one violates a constraint."""
