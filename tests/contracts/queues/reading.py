@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from strandline.errors import CursorExpired, InvalidInput, OutOfOrderAck, StorageError, TransientStorageError
-from strandline.followers.consumer.batch import ConsumedBatch
 from strandline.followers.consumer.consumer import Consumer
+from strandline.followers.consumer.reader import ConsumedBatch
 from strandline.model.records import READ_SCHEMA
 from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock

@@ -12,10 +12,9 @@ from typing import Annotated, Final, Literal, Self
 from strandline.compat.v1.log import NamedFormat
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.followers.consumer.background import ConsumerThreads
-from strandline.followers.consumer.batch import ConsumedBatch, FetchHandle
 from strandline.followers.consumer.opening import DEFAULT_SLOT, ConsumerSource, queue_at
 from strandline.followers.consumer.progress import AckProgress, AckStep
-from strandline.followers.consumer.reader import BatchReader
+from strandline.followers.consumer.reader import BatchReader, ConsumedBatch, FetchHandle
 from strandline.log.queue.contract import start_of
 from strandline.log.read.reading import AHEAD_BYTES, pauses
 from strandline.model.addresses import Address

@@ -257,7 +257,6 @@ class AppendLogStore(KeyedStore):
         self._env.disk.rename(temporary, self._path)
 
     def _term_on_disk(self) -> int | None:
-        """The term of the current file."""
         head = frame_head(memoryview(self._env.disk.read(self._path, 0, HEADER_SIZE)))
         return head.info.term if isinstance(head, FrameHead) else None
 

@@ -142,7 +142,6 @@ class MessageFeed:
         self._number = number
 
     def _handle_status(self, headers: Mapping[str, str]) -> None:
-        """Handle a status message of the server."""
         status, words = headers.get("Status"), str(headers.get("Description", "")).strip()
         if status == "100":  # a heartbeat
             if int(headers.get("Nats-Last-Consumer", 0)) > self._number:

@@ -67,7 +67,6 @@ class _ReceivedChanges:
     before_hole: int = 0
 
     def cut(self) -> None:
-        """Keep only the changes before the hole."""
         for column in (self.ops, self.keys, self.values, self.versions):
             del column[self.before_hole :]
 

@@ -50,7 +50,6 @@ class _Walk:
         self._at = 0
 
     def pass_over(self, schema: Any) -> None:
-        """Pass over a value of the schema."""
         if isinstance(schema, list):
             self.pass_over(schema[self._number()])
             return
