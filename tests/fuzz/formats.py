@@ -93,7 +93,7 @@ from strandline.formats.wal.frame import (
 )
 from strandline.formats.wal.index import INDEX_LEAD, IndexEntry, decode_index, encode_entry, new_chain
 from strandline.formats.wal.mark import Mark, decode_mark, encode_mark
-from strandline.kv.nats.headers import parse_headers
+from strandline.kv.nats.connection import parse_headers
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.log.wal.migrated_spool import decode_migrated, encode_migrated
 from strandline.log.wal.recover.walk import walk

@@ -9,7 +9,7 @@ import pytest
 
 import strandline as sl
 from strandline.cli.bulk.ingest import sentence
-from strandline.kv.nats.headers import parse_headers
+from strandline.kv.nats.connection import parse_headers
 from strandline.log.memory import MemoryLog
 from strandline.storage.metrics import NATS_BROKEN_HEADERS
 from tests.ingestion.sources import content

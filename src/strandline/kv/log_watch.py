@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Generator
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -179,7 +179,7 @@ class LogKeyValueSubscription(LocalSubscription):
         self._log = log
         self._scope = scope
         self._rest: _WatchedChanges | None = None
-        self._fetching: Generator[tuple[Span, list[pa.RecordBatch]], Any, None] | None = None
+        self._fetching: Generator[tuple[Span, list[pa.RecordBatch]], None, None] | None = None
         self._at_end = False
         self._origin = Origin(f"A watch of {log!r}", self)
 
@@ -233,7 +233,7 @@ class LogKeyValueSubscription(LocalSubscription):
                 spans = self._log.plan(self._cursor, _AT_ONCE)
                 if not spans:
                     return None
-                self._fetching = _fetch(spans)
+                self._fetching = fetch_in_order(spans, ahead=_AHEAD)
             found = next(self._fetching, None)
         except CursorExpired as error:
             raise self._gap() from error
@@ -279,10 +279,6 @@ class LogKeyValueSubscription(LocalSubscription):
         if fetching is not None:
             with suppress(ValueError):  # a taker is using it: it ends after that
                 fetching.close()
-
-
-def _fetch(spans: Any) -> Generator[tuple[Span, list[pa.RecordBatch]], Any, None]:
-    yield from fetch_in_order(spans, ahead=_AHEAD)
 
 
 def _with_plain_values(table: pa.Table) -> pa.Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -39,8 +38,7 @@ class Exports(Closing):
 
     def __init__(self) -> None:
         """Start without requests."""
-        self._lock = threading.Lock()
-        self._asked: deque[ExportRequest] = deque()
+        self._asked: deque[ExportRequest] = deque()  # added and taken one by one, which is atomic
         self._closed = False
         self._origin = Origin("The exports of a watch", self)
 
@@ -51,22 +49,15 @@ class Exports(Closing):
         ``WatchEnded`` if the watch ends first.
         """
         request = ExportRequest(as_address(folder))
-        with self._lock:
-            if self._closed:
-                raise InvalidInput("These exports are closed: no export can be requested any more.")
-            self._asked.append(request)
+        if self._closed:
+            raise InvalidInput("These exports are closed: no export can be requested any more.")
+        self._asked.append(request)
         return request.answer
 
     def taken(self) -> list[ExportRequest]:
         """The requests since the last call; used by the watch."""
-        if not self._asked:
-            return []
-        with self._lock:
-            asked = list(self._asked)
-            self._asked.clear()
-        return asked
+        return [self._asked.popleft() for _ in range(len(self._asked))]
 
     def close(self) -> None:
         """Accept no further requests; earlier ones are still served."""
-        with self._lock:
-            self._closed = True
+        self._closed = True

@@ -26,8 +26,8 @@ from strandline.kv.nats.connection import (
     NoResponder,
     StreamState,
     granted,
+    parse_headers,
 )
-from strandline.kv.nats.headers import parse_headers
 from strandline.kv.nats.watch import NatsSubscription, removal, scope_filters
 from strandline.model.arguments import Duration, Positive, checked, shown, whole
 from strandline.model.cursor import Cursor

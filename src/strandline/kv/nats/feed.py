@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from strandline.errors import InvalidInput, NotFound, StorageError, StrandlineError, TransientStorageError
-from strandline.kv.nats.connection import NANOSECONDS, NatsConnection
-from strandline.kv.nats.headers import MessageHeaders
+from strandline.kv.nats.connection import NANOSECONDS, MessageHeaders, NatsConnection
 
 _WINDOW_BYTES: Final = 16 << 20
 _HEARTBEAT: Final = 5.0

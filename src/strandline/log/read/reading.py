@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -28,7 +28,7 @@ def fetch_in_order(
     workers: int = 4,
     ahead: int = AHEAD_BYTES,
     sizes: DecodedSizes | None = None,
-) -> Iterator[tuple[F, list[pa.RecordBatch]]]:
+) -> Generator[tuple[F, list[pa.RecordBatch]], None, None]:
     """Each span with its batches, in order; reads up to ``workers`` at once, and about ``ahead`` bytes early.
 
     The limit is on memory, by an estimate that is learned from earlier spans; ``sizes`` is one of earlier calls. Spans
