@@ -23,7 +23,8 @@ from strandline.values.codecs.structs import Json
 from strandline.values.contract import Codec
 
 _READ_AT_ONCE: Final = 8 << 20
-_LINES: Final = 1 << 15
+_LINES_AT_ONCE: Final = 2 << 20
+"""Bytes of lines that are decoded at once."""
 _ROWS: Final = 1 << 16
 _CSV_BLOCK: Final = 16 << 20
 """Bytes of CSV that are parsed at once: a row is no longer than that."""
@@ -79,7 +80,10 @@ class FilePart:
         with opened(file) as raw:
             try:
                 if file.format == "jsonl":
-                    yield from _from_lines(_decompressed(raw, file), fields, codec, file.where)
+                    text = (
+                        raw if file.compression is None else io.BufferedReader(_decompressed(raw, file), _READ_AT_ONCE)
+                    )
+                    yield from _from_lines(text, fields, codec, file.where)
                     return
                 for rows in self._tables(raw, codec):
                     yield _from_columns(rows, fields, codec, file.where)
@@ -254,7 +258,7 @@ def _as_op(column: pa.ChunkedArray, where: str) -> pa.Array:
 # --- lines --------------------------------------------------------------------------------------------------------
 
 
-def _from_lines(stream: Any, fields: RecordFields, codec: Codec | None, where: str) -> Iterator[pa.Table]:
+def _from_lines(stream: io.BufferedReader, fields: RecordFields, codec: Codec | None, where: str) -> Iterator[pa.Table]:
     """The records of JSON lines: those that a command wrote as they are; else the value is the line, or one of its
     fields. Empty lines are skipped.
     """
@@ -308,24 +312,16 @@ def _check_found(found: Mapping[str, Sequence[bytes]], fields: RecordFields, whe
             raise InvalidInput(f"{where} has no field {name!r} in its first {len(found[name]):,} objects.")
 
 
-def _line_groups(stream: Any) -> Iterator[tuple[Sequence[int], list[bytes]]]:
+def _line_groups(stream: io.BufferedReader) -> Iterator[tuple[Sequence[int], Sequence[bytes]]]:
     """Groups of non-empty lines, with their numbers in the file, from 1 on."""
-    rest, count = stream.read(len(_BYTE_ORDER_MARK)).removeprefix(_BYTE_ORDER_MARK), 0
-    waiting, numbers = list[bytes](), list[int]()
-    while data := stream.read(_READ_AT_ONCE):
-        *lines, rest = (rest + data).split(b"\n")
-        found = [number for number, line in enumerate(lines, count + 1) if line and not line.isspace()]
-        waiting += lines if len(found) == len(lines) else [lines[number - count - 1] for number in found]
-        numbers += found
+    count = 0
+    while lines := stream.readlines(_LINES_AT_ONCE):
+        if not count:
+            lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
+        found = {number: line for number, line in enumerate(lines, count + 1) if line.strip()}
         count += len(lines)
-        while len(waiting) >= _LINES:
-            yield numbers[:_LINES], waiting[:_LINES]
-            waiting, numbers = waiting[_LINES:], numbers[_LINES:]
-    if rest and not rest.isspace():
-        waiting.append(rest)
-        numbers.append(count + 1)
-    if waiting:
-        yield numbers, waiting
+        if found:
+            yield list(found), list(found.values())
 
 
 def _plain(raw: bytes) -> bytes | None:
@@ -344,7 +340,7 @@ def _line_records(
     numbers: Sequence[int],
 ) -> pa.Table:
     where = f"{file}, within lines {numbers[0]:,} to {numbers[-1]:,},"
-    texts = pa.array([line.removesuffix(b"\r") for line in lines], pa.binary())
+    texts = pa.array([line.removesuffix(b"\n").removesuffix(b"\r") for line in lines], pa.binary())
     # As text, which binary columns are made of again: operations and times are text.
     rows = pa.table({name: pa.array(values, pa.binary()).cast(pa.string()) for name, values in found.items()})
     whole = fields.value is None

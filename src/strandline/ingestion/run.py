@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from threading import Event as StopEvent
 from typing import Any, Final, Self, cast, final
 from uuid import UUID
@@ -119,11 +119,6 @@ class BoundedReads:
         upto = self._ending.next if limit.upto is None else min(limit.upto, self._ending.next)
         return self._log.plan(since, replace(limit, records=count, upto=upto))
 
-    @property
-    def is_node(self) -> bool:
-        """Whether the source is a node, whose slots end with its primary."""
-        return isinstance(self._log, (RemoteLog, Primary))
-
     def learn(self, size: int, count: int) -> None:
         """Adjust the size of plans: ``count`` offsets took ``size`` bytes in memory."""
         if size and count:
@@ -131,6 +126,7 @@ class BoundedReads:
 
 
 @final
+@dataclass(slots=True)
 class WriteBehind:
     """A sink that appends one range while the next one is read. Its cursor is behind what is durable, never ahead.
 
@@ -138,39 +134,34 @@ class WriteBehind:
     follower that is at the end reports its position without waiting for more.
     """
 
-    def __init__(
-        self,
-        sink: LogSink,
-        end: int,
-        report: Callable[[IngestProgress], None],
-        learn: Callable[[int, int], None] = lambda _, __: None,
-        prepare: Callable[[], None] = lambda: None,
-    ) -> None:
-        """``prepare`` is called before each append, after its records were read."""
-        self._learn = learn
-        self._prepare = prepare
-        self._sink = sink
-        self._end = end
-        self._report = report
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="strandline-ingest")
-        self._under_way: tuple[Future[None], Cursor] | None = None
+    sink: LogSink
+    end: int
+    report: Callable[[IngestProgress], None]
+    learn: Callable[[int, int], None] = lambda _, __: None
+    """Gets bytes in memory and number of positions of each range that arrives."""
+    prepare: Callable[[], None] = lambda: None
+    """Called before each append, after its records were read."""
+    _pool: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="strandline-ingest"), init=False
+    )
+    _under_way: tuple[Future[None], Cursor] | None = field(default=None, init=False)
 
     def cursor(self, log_id: UUID) -> Cursor | None:
         """The durable position in the source."""
-        return self._sink.cursor(log_id)
+        return self.sink.cursor(log_id)
 
     def apply(self, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
         """Append a range, or begin to; raises what kept the range before it from being appended."""
-        self._learn(records.nbytes, upto.next - since.next)
+        self.learn(records.nbytes, upto.next - since.next)
         self.flush()
         work = self._pool.submit(self._append, records, since, upto)
         self._under_way = work, upto
-        if upto.next >= self._end or not self._sink.has_stored:
+        if upto.next >= self.end or not self.sink.has_stored:
             self.flush()
 
     def _append(self, records: pa.Table, since: Cursor, upto: Cursor) -> None:
-        self._prepare()
-        self._sink.apply(records, since=since, upto=upto)
+        self.prepare()
+        self.sink.apply(records, since=since, upto=upto)
 
     def flush(self) -> None:
         """Wait until everything is durable, or raise why it is not."""
@@ -178,25 +169,20 @@ class WriteBehind:
         if under_way is not None:
             work, upto = under_way
             work.result()
-            self._report(IngestProgress(upto.next, self._end, self._sink.records))
-
-    @property
-    def records(self) -> int:
-        """Number of records appended so far."""
-        return self._sink.records
+            self.report(IngestProgress(upto.next, self.end, self.sink.records))
 
     def begin_again(self) -> None:
         """After a failure: wait for what is under way, whatever becomes of it, and ask the target for the position."""
         with contextlib.suppress(StrandlineError):
             self.flush()
-        self._sink.look_again()
+        self.sink.look_again()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *failure: object) -> None:
         if failure[0] is not None:
-            self._sink.give_up()
+            self.sink.give_up()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -238,6 +224,7 @@ def ingest_log(
             behind,
             slot,
             start=start,
+            is_node=isinstance(source, (RemoteLog, Primary)),
             retries_outages=keep_following,
             upto=None if keep_following else end,
             stop=stop,
@@ -303,6 +290,7 @@ def _follow(
     sink: WriteBehind,
     slot: str | None,
     *,
+    is_node: bool,
     retries_outages: bool,
     stop: StopEvent | None,
     env: Env,
@@ -313,7 +301,7 @@ def _follow(
 
     ``resume`` finds that position after an outage, and refuses a source that has another history since.
     """
-    failures, stored, is_interrupted = 0, sink.records, False
+    failures, stored, is_interrupted = 0, sink.sink.records, False
     while True:
         try:
             if is_interrupted:
@@ -321,12 +309,15 @@ def _follow(
                 is_interrupted = False
             return follow(cast("Log", source), sink, slot, stop=stop, env=env, **options)
         except NotFound:
-            if slot is None or not _lost_with_its_primary(source, slot):
+            if slot is None or not is_node or any(state.name == slot for state in source.slots.list()):
                 raise
+            # Only the primary of a node has the slots of consumers, and they end with it. The target has the position:
+            # if the new primary does not retain what follows, that is CursorExpired.
             _LOGGER.warning("The slot %r was lost with the primary of %r, and is created again.", slot, source)
             sink.flush()
         except StrandlineError as error:
-            failures, stored = (failures if sink.records == stored else 0) + 1, sink.records
+            failures = (failures if sink.sink.records == stored else 0) + 1
+            stored = sink.sink.records
             is_stopped = stop is not None and stop.is_set()
             if not retries_outages or is_stopped or failures >= PATIENCE.attempts or not may_be_repeated(error):
                 raise
@@ -334,15 +325,6 @@ def _follow(
             sink.begin_again()
             is_interrupted = True
             env.clock.wait(stop or StopEvent(), PATIENCE.pause(failures - 1, env.chance.jitter()))
-
-
-def _lost_with_its_primary(source: BoundedReads, slot: str) -> bool:
-    """Whether a node's slot is gone: only the primary has the slots of consumers, and they end with it.
-
-    It may be made again: the target holds the position, and if the new primary does not retain what follows, that is
-    ``CursorExpired``.
-    """
-    return source.is_node and all(state.name != slot for state in source.slots.list())
 
 
 def has_slots(source: object) -> bool:
