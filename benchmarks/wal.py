@@ -34,7 +34,7 @@ from strandline.log.wal.read.reading import WalReader
 from strandline.model.records import conform
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.env import Env
-from tests.disks import SlowSyncDisk
+from tests.disk_doubles import SlowSyncDisk
 
 _ROUNDS = 5
 _SECONDS = 1.0

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, settings
 from strandline.storage.objects.store import ObjectStore
 from strandline.storage.objects.urls import open_store
 from strandline.testing.plugin import SUITES
-from tests.cases import examples, thin_contracts
 from tests.certificates import make_certificates
+from tests.matrix_cases import examples, thin_contracts
 from tests.postgres import PostgresServer
 from tests.proxy import FaultyProxy
 from tests.servers import BUCKET, AzureServer, KafkaServer, NatsServer, S3Server, Server, fresh_prefix, started

@@ -17,7 +17,7 @@ from strandline.log.object.log import open_log
 from strandline.log.object.upload import Lister
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
-from tests.cases import sampled
+from tests.matrix_cases import sampled
 
 R = TypeVar("R")
 

@@ -23,7 +23,7 @@ from strandline.model.records import Op
 from strandline.testing.faulty import Crash, FaultyStore
 from strandline.testing.plain import PlainStore
 from tests.bulk.test_export import Interrupted
-from tests.cases import sampled
+from tests.matrix_cases import sampled
 
 NUMBERS = itertools.count()
 CHANGES = st.lists(

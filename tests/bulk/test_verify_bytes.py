@@ -17,7 +17,7 @@ from strandline.log.findings import FindingKind, Severity
 from strandline.model.cursor import Limit
 from strandline.tier.copy.segment_files import ColdSpan, forget_tails, plan_segment, segment_path
 from strandline.tier.opening import attach, tiering
-from tests.cases import some
+from tests.matrix_cases import some
 from tests.tier.read.tiered_logs import Tiers
 
 

@@ -3,8 +3,8 @@
 :class:`World` plays the history of a seed; :class:`Checker` is the judge of it, and knows nothing but events.
 """
 
-from tests.cluster.climate import Climate
+from tests.cluster.faults import Climate
 from tests.cluster.history import Broken, Checker, check
-from tests.cluster.world import RunSummary, World, play
+from tests.cluster.simulated_cluster import RunSummary, World, play
 
 __all__ = ["Broken", "Checker", "Climate", "RunSummary", "World", "check", "play"]

@@ -8,10 +8,10 @@ import sys
 from collections import Counter
 
 from strandline.storage.clock import CLOCK
-from tests.cluster.climate import Climate
+from tests.cluster.faults import Climate
+from tests.cluster.forced_promotions import operate
 from tests.cluster.history import Broken
-from tests.cluster.operated import operate
-from tests.cluster.world import play
+from tests.cluster.simulated_cluster import play
 
 
 def main(arguments: list[str] | None = None) -> int:

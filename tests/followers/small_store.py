@@ -15,7 +15,7 @@ from strandline.snapshots.sealed import seal, unpack
 from strandline.storage.disk import DISK, Disk
 from strandline.storage.env import SYSTEM, Env
 from strandline.testing.faulty import Crash
-from tests.disks import _PassingDisk
+from tests.disk_doubles import _PassingDisk
 
 LOG = UUID(int=7)
 OTHER_LOG = UUID(int=8)

@@ -27,7 +27,7 @@ from strandline.tables.delta.sink import DeltaSink
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.sinks import DELETE, MemorySink, changes, folded
-from tests.cases import some
+from tests.matrix_cases import some
 
 SMALL = Batching(records=7)
 

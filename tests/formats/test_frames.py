@@ -34,7 +34,7 @@ from strandline.formats.wal.frame import (
 )
 from strandline.log.wal.recover.walk import walk
 from strandline.model.records import RECORD_SCHEMA, record_batch
-from tests.disks import OneFile
+from tests.disk_doubles import OneFile
 from tests.formats.forging import some_records
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "frames.json").read_text())

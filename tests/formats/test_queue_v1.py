@@ -21,10 +21,10 @@ from strandline.formats.arrow.block import Compression
 from strandline.model.head import MetadataRange, QueueEntry, QueueManifest
 from strandline.model.records import MAX_BATCH_BYTES, RECORD_SCHEMA, Op
 from strandline.model.stamp import Stamped
-from tests.cases import examples
 from tests.compat.v1.filled_queues import encode_manifest
 from tests.formats.forging import manifest_bytes, queue_batch_bytes, some_manifest
 from tests.formats.test_hostile_bytes import damage, survives
+from tests.matrix_cases import examples
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "buffer_v1.json").read_text())
 EXPECTED = (CorruptData, UnsupportedVersion)

@@ -29,7 +29,6 @@ from strandline.model.head import Entry, Head, MetadataRange, Pin, WriterId, Wri
 from strandline.model.records import record_batch
 from strandline.model.retention import Invalidation, InvalidReason, MaxAge, SlotLimits, SlotState
 from strandline.model.stamp import OpId, Stamped
-from tests.cases import examples, some
 from tests.formats.forging import (
     WRITER,
     batch_bytes,
@@ -42,6 +41,7 @@ from tests.formats.forging import (
     some_records,
     some_reference,
 )
+from tests.matrix_cases import examples, some
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "own_formats.json").read_text())
 SLOT = Stamped(

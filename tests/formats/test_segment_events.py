@@ -22,8 +22,8 @@ from strandline.model.segments import (
     SegmentUpdate,
     TopicPartition,
 )
-from tests.cases import examples
 from tests.formats.test_hostile_bytes import damage, survives
+from tests.matrix_cases import examples
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "segment_events.json").read_text())
 ORDERS = TopicPartition("orders", UUID(int=0xCA), 7)

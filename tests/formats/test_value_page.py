@@ -11,7 +11,7 @@ from strandline.formats.arrow import value_page
 from strandline.formats.arrow.block import Compression, decode_block, encode_page, frame_pages
 from strandline.formats.arrow.value_page import MOST_RECORDS, decode_values, encode_values
 from strandline.model.records import Op, record_batch
-from tests.cases import examples
+from tests.matrix_cases import examples
 
 
 def by_arrow(values, timestamps):

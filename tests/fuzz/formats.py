@@ -151,7 +151,7 @@ from strandline.tier.metadata.cache_tables import SCHEMAS
 from strandline.values import Avro, Debezium, Json, Protobuf
 from strandline.values.recorded import as_version, codec_of
 from tests.compat.v1.filled_queues import encode_manifest
-from tests.disks import OneFile
+from tests.disk_doubles import OneFile
 from tests.formats.forging import (
     CHECKSUM,
     FOOTER,

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from tests.cases import sampled
 from tests.fuzz.broken import TRIGGER
 from tests.fuzz.places import PLACES
 from tests.fuzz.registry import GROUPS, find, named
 from tests.fuzz.runner import ROOT, fuzz
 from tests.fuzz.targets import case
+from tests.matrix_cases import sampled
 
 CASES = {"formats": 40, "values": 40, "extremes": 40, "places": 4, "flight": 10, "commands": 3}
 """Of each target of a group."""

@@ -40,9 +40,9 @@ from strandline.storage.objects.store import ABSENT
 from strandline.storage.objects.urls import open_store
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import attach, tiering
-from tests.cases import some
 from tests.contracts.logs import records
 from tests.forking import in_a_child
+from tests.matrix_cases import some
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import some
+from tests.matrix_cases import some
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,9 +17,9 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash, Faults, FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.testing.simdisk import crash_everywhere, fail_everywhere
-from tests.cases import sampled, some
 from tests.ingestion.sources import append, changes, content, fill, position
 from tests.log.wal.workload import open_on
+from tests.matrix_cases import sampled, some
 
 SOURCE = MemoryLog(env=Env(chance=SeededChance(5)))
 fill(SOURCE, batches=3, count=10)

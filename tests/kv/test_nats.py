@@ -30,9 +30,9 @@ from strandline.kv.nats.watch import removal, scope_filters
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Prefix
 from strandline.model.records import Op
-from tests.cases import some
 from tests.contracts.key_values import Collected, churn, current, fill, fold
 from tests.cuttable_nats import NatsLine
+from tests.matrix_cases import some
 from tests.servers import NatsServer
 
 NODES = Prefix("node.")

@@ -11,7 +11,7 @@ from strandline.errors import InvalidInput
 from strandline.followers.stores.state import MemoryStore
 from strandline.model.keyed import EVERYTHING, UNKNOWN, Prefix, Update, Updates
 from strandline.model.records import READ_SCHEMA, Op
-from tests.followers.scripted import at, delete, given, held, put
+from tests.followers.scripted_watch import at, delete, given, held, put
 
 ROWS = (put(3, b"a", b"1"), delete(4, b"b"), put(7, b"c", b""), Update(Op.PURGE, b"a", None, 9))
 

@@ -31,12 +31,12 @@ from strandline.storage.clock import SteadyTime
 from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.plain import PlainStore
-from tests import cases
+from tests import matrix_cases
 
 WRITER = WriterId(UUID(int=1))
 YEAR = 365 * 86400
 NOW = 1_700_000_000_000_000
-SKEWS = pytest.mark.parametrize("skew", cases.some([10 * YEAR, YEAR, 120, -120, -YEAR, -10 * YEAR], 2))
+SKEWS = pytest.mark.parametrize("skew", matrix_cases.some([10 * YEAR, YEAR, 120, -120, -YEAR, -10 * YEAR], 2))
 
 
 class World:

@@ -20,9 +20,9 @@ from strandline.log.wal.recover.rewind import rewind
 from strandline.storage.objects.urls import store_at
 from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.simdisk import SimulatedDisk, crash_everywhere
-from tests.cases import sampled
 from tests.contracts.logs import append, content
 from tests.log.wal.workload import open_on
+from tests.matrix_cases import sampled
 
 FIRST = sl.values.Json(pa.schema({"id": pa.int32()}))
 SECOND = sl.values.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))

@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 
 from strandline.followers.events import Batching
-from tests.model import twins
+from tests.model import broken_watches
 from tests.model.explorer import Counterexample, Explored, explore
+from tests.model.watch_environment import Budget
 from tests.model.watch_model import Scenario, WatchModel
-from tests.model.world import Budget
 
 PUT_1, PUT_2, DELETE_1, DELETE_2 = (b"k1", b""), (b"k2", b""), (b"k1", None), (b"k2", None)
 ONE = ((b"k1", b"0.0"),)
@@ -168,67 +168,71 @@ def test_state_that_apply_keeps_beyond_a_watch_may_hold_a_key_that_the_store_nev
 
 BROKEN = {
     "drop the failed batch": (
-        {"engine": twins.DropsTheFailedBatch, "budget": Budget(writes=2, failures=1), "at_rest": False},
+        {"engine": broken_watches.DropsTheFailedBatch, "budget": Budget(writes=2, failures=1), "at_rest": False},
         "holds something else than the source did there",
         "StoreBatch AppliedRange",
     ),
     "put the failed batch behind": (
-        {"engine": twins.PutsTheFailedBatchBehind, "budget": Budget(writes=2, failures=1)},
+        {"engine": broken_watches.PutsTheFailedBatchBehind, "budget": Budget(writes=2, failures=1)},
         "holds something else than the source did there",
         "StoreBatch AppliedRange",
     ),
     "resume from memory": (
-        {"watch": twins.ResumesFromMemory, "budget": Budget(writes=2, crashes=1)},
+        {"watch": broken_watches.ResumesFromMemory, "budget": Budget(writes=2, crashes=1)},
         "The applied cursor 3 is beyond the store's",
         "the watch begins",
     ),
     "report before storing": (
-        {"engine": twins.ReportsBeforeStoring, "budget": Budget(writes=1)},
+        {"engine": broken_watches.ReportsBeforeStoring, "budget": Budget(writes=1)},
         "The applied cursor 3 is beyond the store's",
         "Apply",
     ),
     "no barrier before the full watch": (
-        {"engine": twins.HasNoBarrier, "budget": Budget(writes=1, trims=1)},
+        {"engine": broken_watches.HasNoBarrier, "budget": Budget(writes=1, trims=1)},
         "The full watch is opened before what vanished was removed from the store",
         "Open",
     ),
     "no barrier, and what comes of it": (
-        {"engine": twins.HasNoBarrier, "watcher": twins.LooksAway, "budget": Budget(writes=2, trims=1)},
+        {
+            "engine": broken_watches.HasNoBarrier,
+            "watcher": broken_watches.LooksAway,
+            "budget": Budget(writes=2, trims=1),
+        },
         "The removal of b'k[12]' came after it was listed again",
         "Apply [-k",
     ),
     "no sweep": (
-        {"engine": twins.DoesNotSweep, "budget": Budget(writes=2, trims=1)},
+        {"engine": broken_watches.DoesNotSweep, "budget": Budget(writes=2, trims=1)},
         "holds something else than the source did there",
         "StoreBatch EndResync",
     ),
     "removals are not applied": (
-        {"engine": twins.AppliesNoRemovals, "budget": Budget(writes=1, trims=1)},
+        {"engine": broken_watches.AppliesNoRemovals, "budget": Budget(writes=1, trims=1)},
         "what apply holds is not in step with the source",
         "ReportCursor",
     ),
     "a resync is ended twice": (
-        {"watch": twins.EndsAResyncTwice, "budget": Budget(writes=1, trims=1, failures=1)},
+        {"watch": broken_watches.EndsAResyncTwice, "budget": Budget(writes=1, trims=1, failures=1)},
         "The store refuses a write",
         "StoreBatch EndResync",
     ),
     "the flag is not durable": (
-        {"store": twins.KeepsTheFlagInMemory, "budget": Budget(writes=1, trims=1, crashes=1)},
+        {"store": broken_watches.KeepsTheFlagInMemory, "budget": Budget(writes=1, trims=1, crashes=1)},
         "holds something else than the source did there",
         "crash",
     ),
     "export before the flush": (
-        {"engine": twins.ExportsAtOnce, "budget": Budget(writes=1, failures=1, exports=1)},
+        {"engine": broken_watches.ExportsAtOnce, "budget": Budget(writes=1, failures=1, exports=1)},
         "its data is not what was applied",
         "Export",
     ),
     "an expired cursor is clamped": (
-        {"watcher": twins.ClampsSilently, "budget": Budget(writes=2, trims=1)},
+        {"watcher": broken_watches.ClampsSilently, "budget": Budget(writes=2, trims=1)},
         "the store is not in step with the source",
         "Open",
     ),
     "a gap is jumped over": (
-        {"watcher": twins.JumpsOverGaps, "budget": Budget(writes=2, trims=1), "at_rest": False},
+        {"watcher": broken_watches.JumpsOverGaps, "budget": Budget(writes=2, trims=1), "at_rest": False},
         "What was applied up to 4 is not the source's state there",
         "Apply",
     ),

@@ -26,7 +26,7 @@ from strandline.model.keyed import Prefix, Scope, Updates
 from strandline.storage.env import Env
 from strandline.storage.retry import Backoff
 from tests.model.explorer import Model, Move
-from tests.model.stage import (
+from tests.model.watch_doubles import (
     ModelApply,
     ModelClock,
     ModelExports,
@@ -35,7 +35,7 @@ from tests.model.stage import (
     ModelWatcher,
     Stage,
 )
-from tests.model.world import Budget, Change, Fold, World, changed, within
+from tests.model.watch_environment import Budget, Change, Fold, World, changed, within
 
 SCOPE = Prefix("k")
 OUTSIDE = ((b"z", b"kept"),)

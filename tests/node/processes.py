@@ -37,7 +37,7 @@ from strandline.node.options import TierSettings
 from strandline.node.running import NodeConfig, RunningNode
 from strandline.storage.clock import SystemClock
 from strandline.storage.env import Env
-from tests.node.flight.tcp import TcpProxy
+from tests.node.flight.cuttable_tcp import TcpProxy
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 120.0

@@ -24,7 +24,7 @@ from strandline.node.flight.client.channel import Channel
 from strandline.node.flight.wire.append_stream import AppendCommand, as_messages, write_command
 from tests.contracts.logs import content
 from tests.contracts.producers import ProducerContract
-from tests.node.flight.tcp import TcpProxy
+from tests.node.flight.cuttable_tcp import TcpProxy
 
 SOON, NEVER = 30.0, 3600.0
 

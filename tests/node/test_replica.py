@@ -19,7 +19,7 @@ from strandline.node.lead.replicas import bootstrapping
 from strandline.node.messages import Caller, SnapshotChunk
 from strandline.node.replicate import bootstrap
 from strandline.node.replicate.incoming import BatchDecision, decide
-from tests.cases import some
+from tests.matrix_cases import some
 from tests.node.nodes_by_hand import Cluster, Link, records
 
 LOG = UUID(int=3)

@@ -33,9 +33,10 @@ from strandline.node.replicate.watermark import ReplicaWatermark
 from strandline.testing.simdisk import CrashMode
 from strandline.tier.claim import ClaimCell
 from strandline.tier.copy.expiry import Expiry
-from tests.cases import sampled
 from tests.cluster import Broken, Climate, World, check, play
+from tests.cluster.changing_members import of_changes, reshape
 from tests.cluster.clients import read
+from tests.cluster.forced_promotions import operate
 from tests.cluster.history import (
     Acknowledged,
     Final,
@@ -47,8 +48,7 @@ from tests.cluster.history import (
     Wiped,
 )
 from tests.cluster.network import Weather
-from tests.cluster.operated import operate
-from tests.cluster.reshaped import of_changes, reshape
+from tests.matrix_cases import sampled
 
 
 def play_many(seeds, steps=500, climate=None, *, tiered=False):

@@ -19,52 +19,55 @@ from strandline.node.api import Primary, Replica
 from strandline.node.node_folder import NodeFolder
 from strandline.storage.disk import DISK
 from strandline.testing.simdisk import CrashMode, SimulatedDisk
-from tests import one_of_each as things
-from tests.cases import some
+from tests import path_contents
+from tests.matrix_cases import some
 from tests.node.nodes_by_hand import Cluster, records
 
 WRITER = sl.log.WriterId(UUID(int=7))
 
 OPENERS = {
-    "a primary": (things.node, lambda path: Primary.open(path).close()),
-    "a replica": (things.node, lambda path: Replica.open(path, "grpc://127.0.0.1:1").close()),
-    "a write-ahead log": (things.wal, lambda path: sl.compat.WriteAheadLog.open(path).close()),
-    "a write-ahead log with offsets": (things.wal, lambda path: WalLog.open(str(path)).close()),
-    "an object log": (things.object_log, lambda path: sl.open(path.as_uri(), create=True).close()),
-    "an object log by its path": (things.object_log, lambda path: sl.open(str(path), create=True).close()),
-    "an append-log store": (things.append_log_store, lambda path: sl.followers.AppendLogStore.open(str(path)).close()),
-    "a RocksDB store": (things.rocksdb_store, lambda path: sl.followers.RocksStore.open(str(path)).close()),
-    "a topic of write-ahead logs": (things.topic, lambda path: open_wal_topic(str(path), 1).close()),
-    "a topic of object logs": (things.topic, lambda path: open_object_topic(path.as_uri(), 1).close()),
+    "a primary": (path_contents.node, lambda path: Primary.open(path).close()),
+    "a replica": (path_contents.node, lambda path: Replica.open(path, "grpc://127.0.0.1:1").close()),
+    "a write-ahead log": (path_contents.wal, lambda path: sl.compat.WriteAheadLog.open(path).close()),
+    "a write-ahead log with offsets": (path_contents.wal, lambda path: WalLog.open(str(path)).close()),
+    "an object log": (path_contents.object_log, lambda path: sl.open(path.as_uri(), create=True).close()),
+    "an object log by its path": (path_contents.object_log, lambda path: sl.open(str(path), create=True).close()),
+    "an append-log store": (
+        path_contents.append_log_store,
+        lambda path: sl.followers.AppendLogStore.open(str(path)).close(),
+    ),
+    "a RocksDB store": (path_contents.rocksdb_store, lambda path: sl.followers.RocksStore.open(str(path)).close()),
+    "a topic of write-ahead logs": (path_contents.topic, lambda path: open_wal_topic(str(path), 1).close()),
+    "a topic of object logs": (path_contents.topic, lambda path: open_object_topic(path.as_uri(), 1).close()),
 }
 OTHERS = {
-    things.wal: "a write-ahead log",
-    things.node: "the folder of a node",
-    things.object_log: "an object log",
-    things.append_log_store: "an append-log store",
-    things.rocksdb_store: "a RocksDB store",
-    things.topic: "a topic",
-    things.snapshot: "a snapshot",
-    things.queue_v1: "a queue of version 1",
-    things.spool_beside: "a spool",
+    path_contents.wal: "a write-ahead log",
+    path_contents.node: "the folder of a node",
+    path_contents.object_log: "an object log",
+    path_contents.append_log_store: "an append-log store",
+    path_contents.rocksdb_store: "a RocksDB store",
+    path_contents.topic: "a topic",
+    path_contents.snapshot: "a snapshot",
+    path_contents.queue_v1: "a queue of version 1",
+    path_contents.spool_beside: "a spool",
 }
 OPENED_WITH = {
-    things.wal: "(open it as wal:|--take-over)",
-    things.node: "a Primary or a Replica",
-    things.object_log: "by its address",
-    things.append_log_store: "AppendLogStore",
-    things.rocksdb_store: "RocksStore",
-    things.topic: "as a topic",
-    things.snapshot: "imports it into a store",
-    things.queue_v1: "in the format queue-v1",
-    things.spool_beside: "(with migrate|wal migrate)",
+    path_contents.wal: "(open it as wal:|--take-over)",
+    path_contents.node: "a Primary or a Replica",
+    path_contents.object_log: "by its address",
+    path_contents.append_log_store: "AppendLogStore",
+    path_contents.rocksdb_store: "RocksStore",
+    path_contents.topic: "as a topic",
+    path_contents.snapshot: "imports it into a store",
+    path_contents.queue_v1: "in the format queue-v1",
+    path_contents.spool_beside: "(with migrate|wal migrate)",
 }
 LOOKERS = {
-    "a write-ahead log": ({things.wal}, lambda path: sl.compat.WriteAheadLog.open(path, create=False).close()),
-    "a reader of a write-ahead log": ({things.wal}, sl.log.WalReader),
-    "an object log": ({things.object_log}, lambda path: sl.open(path.as_uri())),
-    "a consumer": ({things.object_log}, lambda path: sl.Consumer(str(path), slot="billing").close()),
-    "a queue": ({things.queue_v1, things.object_log}, lambda path: sl.open(str(path), format="queue-v1")),
+    "a write-ahead log": ({path_contents.wal}, lambda path: sl.compat.WriteAheadLog.open(path, create=False).close()),
+    "a reader of a write-ahead log": ({path_contents.wal}, sl.log.WalReader),
+    "an object log": ({path_contents.object_log}, lambda path: sl.open(path.as_uri())),
+    "a consumer": ({path_contents.object_log}, lambda path: sl.Consumer(str(path), slot="billing").close()),
+    "a queue": ({path_contents.queue_v1, path_contents.object_log}, lambda path: sl.open(str(path), format="queue-v1")),
 }
 """Who makes nothing: what each opens, and how."""
 LOOKED_FOR = [(opener, other) for opener, (own, _) in LOOKERS.items() for other in OTHERS if other not in own]
@@ -85,19 +88,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_nothing_begins_where_something_else_is(made: Path, tmp_path: Path, opener: str, other) -> None:
     _, open_there = OPENERS[opener]
     shutil.copytree(made / other.__name__, tmp_path, dirs_exist_ok=True)
-    before = things.state_of(tmp_path)
+    before = path_contents.state_of(tmp_path)
     with pytest.raises(WrongKind, match=f"{OTHERS[other]}.*{OPENED_WITH[other]}"):
         open_there(tmp_path / "it")
-    assert things.state_of(tmp_path) == before, "nothing was changed"
+    assert path_contents.state_of(tmp_path) == before, "nothing was changed"
 
 
 @pytest.mark.parametrize("opener", OPENERS)
 def test_nothing_begins_within_a_delta_table_where_a_vacuum_would_delete_it(tmp_path: Path, opener: str) -> None:
     write_deltalake(str(tmp_path / "table"), pa.table({"number": [1]}))
-    before = things.state_of(tmp_path)
+    before = path_contents.state_of(tmp_path)
     with pytest.raises(WrongKind, match=rf"is within the Delta table {tmp_path}/table, and a VACUUM"):
         OPENERS[opener][1](tmp_path / "table" / "deep" / "it")
-    assert things.state_of(tmp_path) == before, "nothing was changed"
+    assert path_contents.state_of(tmp_path) == before, "nothing was changed"
 
 
 @pytest.mark.parametrize("depth", ["it", "deep/it"])
@@ -105,10 +108,10 @@ def test_no_delta_table_begins_around_a_log_that_a_vacuum_of_it_would_delete(tmp
     log = sl.open(str(tmp_path / "data" / depth), create=True)
     with log.producer() as producer:
         producer.produce([b"one"])
-    before = things.state_of(tmp_path)
+    before = path_contents.state_of(tmp_path)
     with pytest.raises(WrongKind, match=r"data holds other files \((it|deep)\), which a VACUUM"):
         sl.follow(log, sl.DeltaSink(tmp_path / "data", mode="append"), upto="end")
-    assert things.state_of(tmp_path) == before, "nothing was changed"
+    assert path_contents.state_of(tmp_path) == before, "nothing was changed"
 
 
 def test_a_log_that_is_within_a_table_already_is_still_opened(tmp_path: Path) -> None:
@@ -117,7 +120,9 @@ def test_a_log_that_is_within_a_table_already_is_still_opened(tmp_path: Path) ->
     sl.open(str(tmp_path / "table" / "it"), create=True).close()
 
 
-@pytest.mark.parametrize("make", [things.empty, things.absent, things.something_else], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [path_contents.empty, path_contents.absent, path_contents.something_else], ids=lambda make: make.__name__
+)
 @pytest.mark.parametrize("opener", OPENERS)
 def test_everything_begins_where_nothing_of_the_kind_is(tmp_path: Path, opener: str, make) -> None:
     make(tmp_path / "it")
@@ -132,10 +137,10 @@ def test_what_is_opened_without_making_it_says_what_is_there_instead(
     made: Path, tmp_path: Path, opener: str, other
 ) -> None:
     shutil.copytree(made / other.__name__, tmp_path, dirs_exist_ok=True)
-    before = things.state_of(tmp_path)
+    before = path_contents.state_of(tmp_path)
     with pytest.raises(WrongKind, match=f"{OTHERS[other]}.*, and no .*: .*{OPENED_WITH[other]}"):
         LOOKERS[opener][1](tmp_path / "it")
-    assert things.state_of(tmp_path) == before, "nothing was changed, and no lock is left there"
+    assert path_contents.state_of(tmp_path) == before, "nothing was changed, and no lock is left there"
 
 
 def test_the_error_can_be_caught_as_not_a_log_and_as_invalid_input(made: Path) -> None:
@@ -153,7 +158,7 @@ def test_opening_a_primary_on_a_write_ahead_log_advises_to_take_it_over(made: Pa
 
 class TestANodeThatLostItsMemory:
     def test_is_refused_and_its_copies_stay(self, tmp_path: Path) -> None:
-        things.node(tmp_path / "a")
+        path_contents.node(tmp_path / "a")
         (tmp_path / "a/node.json").unlink()
         with pytest.raises(CorruptData, match=r"node\.json is missing, and data-00000001 beside it"):
             NodeFolder.open(str(tmp_path / "a"), "a")
@@ -193,7 +198,7 @@ class TestTakingOver:
     def test_a_primary_leads_from_a_write_ahead_log_with_its_writers_and_slots(
         self, wal: Path, tmp_path: Path, lease
     ) -> None:
-        before = things.state_of(wal)
+        before = path_contents.state_of(wal)
         with WalLog.open(str(wal)) as log:
             log_id, slots, end = log.log_id, log.slots.list(), log.end()
         leased = {} if lease is None else {"lease": (tmp_path / lease).as_uri()}
@@ -205,13 +210,13 @@ class TestTakingOver:
             again = primary.append(records(b"7"), writer=WRITER, number=7)
             assert (again.receipt.first, reading.bounds().next) == (7, 8), "its writer is known"
             assert primary.append_values([b"8"]).ensure().first == 8
-        changed = {name for name, data in things.state_of(wal).items() if before.get(name) != data}
+        changed = {name for name, data in path_contents.state_of(wal).items() if before.get(name) != data}
         assert changed <= {"lock", "mark"}, "the original is as it was"
         with Primary.open(tmp_path / "a", name="a", take_over=wal, **leased) as primary:
             assert primary.reading().bounds() == Bounds(2, 9), "it is taken over once"
 
     def test_a_migrated_spool_is_led_from_as_well(self, tmp_path: Path) -> None:
-        things.spool_beside(tmp_path / "orders")
+        path_contents.spool_beside(tmp_path / "orders")
         with pytest.raises(InvalidInput, match="wal migrate"):
             Primary.open(tmp_path / "a", take_over=tmp_path / "orders")
         sl.compat.WriteAheadLog.open(tmp_path / "orders", migrate=True).close()

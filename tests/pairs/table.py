@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.pairs.kinds import KINDS, Opened
+from tests.pairs.log_kinds import KINDS, Opened
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "architecture.md"
 BEGIN, END = "<!-- pairs: printed by tests/pairs/table.py -->\n", "<!-- end of pairs -->\n"

@@ -16,7 +16,7 @@ from strandline.log.contract import Log
 from strandline.log.memory import MemoryLog
 from strandline.log.read.value_format import named_codec
 from strandline.model.head import WriterId
-from tests.pairs.kinds import KINDS, RECORDS, Opened
+from tests.pairs.log_kinds import KINDS, RECORDS, Opened
 
 WRITER = WriterId(UUID(int=7))
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {

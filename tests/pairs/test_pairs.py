@@ -25,7 +25,7 @@ from strandline.errors import (
 from strandline.log.wal.log import WalLog
 from strandline.testing.sinks import MemorySink
 from tests.contracts.logs import writer_named
-from tests.pairs.kinds import COLD, RECORDS, ROWS, SOON, Opened, expected
+from tests.pairs.log_kinds import COLD, RECORDS, ROWS, SOON, Opened, expected
 from tests.pairs.table import No, pair
 
 READER = No(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tests.pairs.test_pairs
 import tests.spark.datasource.test_every_log  # noqa: F401 - its rows
-from tests.pairs.kinds import KINDS
+from tests.pairs.log_kinds import KINDS
 from tests.pairs.table import ROWS, on_the_page, table
 
 

@@ -13,7 +13,7 @@ import pytest
 TOGETHER = {
     "tests/spark/": "spark",
     "tests/log/topic/test_kafka.py": "kafka",
-    "tests/tier/test_events_elsewhere.py": "kafka",
+    "tests/tier/test_event_topics.py": "kafka",
 }
 """Whatever begins like this is one piece of work."""
 
@@ -21,7 +21,7 @@ LONGEST = (
     "spark",
     "kafka",
     "tests/docs/test_pages.py",
-    "tests/node/test_cold.py",
+    "tests/node/test_cold_tier.py",
     "tests/node/flight/test_hostile_load.py",
     "tests/node/test_processes.py",
     "tests/fuzz/test_fuzz.py",

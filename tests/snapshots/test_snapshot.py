@@ -25,7 +25,7 @@ from strandline.storage.disk import DISK
 from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash
-from tests.disks import RecordingDisk
+from tests.disk_doubles import RecordingDisk
 from tests.followers.small_store import LOG, DyingDisk, TinyStore, cursor, tiny
 
 

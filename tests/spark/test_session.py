@@ -13,7 +13,7 @@ import pytest
 import strandline as sl
 from strandline.errors import MissingExtra
 from strandline.spark import session
-from tests.cases import some
+from tests.matrix_cases import some
 
 
 def test_without_pyspark_the_extra_is_named():

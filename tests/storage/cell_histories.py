@@ -17,7 +17,7 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, Faults, FaultyStore
 from strandline.testing.plain import PlainStore
 from tests.interleave import Interleaver
-from tests.storage.cells import JsonCodec
+from tests.storage.cell_contract import JsonCodec
 
 BAD_LINE: Final = Faults(before=0.06, after=0.1, late=0.06, throttled=0.03, latency=0.1)
 """About every fourth operation goes wrong."""

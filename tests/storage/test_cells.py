@@ -18,10 +18,10 @@ from strandline.storage.retry import Backoff
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import CALM, Faults, FaultyStore
 from strandline.testing.plain import PlainStore
-from tests.cases import partly, sampled
+from tests.matrix_cases import partly, sampled
+from tests.storage.broken_stores import BlindRetryCell, BlindRetryStore, LastWriterWinsCell
+from tests.storage.cell_contract import CellContract, JsonCodec, Operations, increment
 from tests.storage.cell_histories import History, check, open_store_cell, play
-from tests.storage.cells import CellContract, JsonCodec, Operations, increment
-from tests.storage.twins import BlindRetryCell, BlindRetryStore, LastWriterWinsCell
 
 HISTORIES = 3000
 

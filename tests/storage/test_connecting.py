@@ -20,7 +20,7 @@ from strandline.storage.objects.urls import open_store
 from strandline.testing.stores import content, paths
 from tests.proxy import FaultyProxy, answer, latency_proxy
 from tests.servers import BUCKET, AzureServer, NoServer, S3Server, Server, free_port, fresh_prefix, started
-from tests.storage.programs import PATIENCE, run_python
+from tests.storage.child_programs import PATIENCE, run_python
 
 OPEN = """
 import json, sys

@@ -26,8 +26,8 @@ from strandline.storage.objects.local import LocalStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash, Faults, FaultyStore
 from strandline.testing.plain import PlainStore
-from tests.cases import sampled
 from tests.interleave import Interleaver
+from tests.matrix_cases import sampled
 
 TERM = 10.0
 STATE = LeaseState("one", UUID(int=1), 3, 17, TERM)

@@ -8,7 +8,7 @@ import pytest
 
 from strandline.storage.objects.store import ObjectStore
 from strandline.testing.stores import ObjectStoreContract
-from tests.storage.cells import CellContract
+from tests.storage.cell_contract import CellContract
 
 
 class TestStoreOnS3(ObjectStoreContract):

@@ -15,9 +15,9 @@ from strandline.storage.cell import StoreCell
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.objects.store import Match
 from strandline.testing.stores import content, paths
-from tests.cases import partly, some
-from tests.storage.cells import JsonCodec, Operations, increment
-from tests.storage.programs import finish, run_python, start_python
+from tests.matrix_cases import partly, some
+from tests.storage.cell_contract import JsonCodec, Operations, increment
+from tests.storage.child_programs import finish, run_python, start_python
 
 FORK = """
 import os, signal, sys
@@ -45,7 +45,7 @@ import sys
 from strandline.errors import Contended
 from strandline.storage.cell import StoreCell
 from strandline.storage.objects.local import LocalStore
-from tests.storage.cells import JsonCodec, Operations, increment
+from tests.storage.cell_contract import JsonCodec, Operations, increment
 
 root, seed, times = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 cell, new_op = StoreCell(LocalStore(root), "counter", JsonCodec()), Operations(seed)
@@ -66,7 +66,7 @@ import sys
 from strandline.storage.env import Env
 from strandline.storage.objects.local import LocalStore
 from strandline.storage.objects.store import Match
-from tests.disks import RecordingDisk
+from tests.disk_doubles import RecordingDisk
 
 class StuckDisk(RecordingDisk):
     def rename(self, source, target):

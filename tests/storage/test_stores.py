@@ -23,8 +23,8 @@ from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.testing.stores import ObjectStoreContract, content, paths
-from tests.disks import DiskAction, FullDisk, RecordingDisk
-from tests.storage.programs import run_python
+from tests.disk_doubles import DiskAction, FullDisk, RecordingDisk
+from tests.storage.child_programs import run_python
 
 
 @pytest.mark.parametrize("kind", ["local", "obstore"])

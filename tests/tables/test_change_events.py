@@ -16,7 +16,7 @@ from pyiceberg.catalog.memory import InMemoryCatalog
 import strandline as sl
 from strandline.errors import BadRecord
 from strandline.followers.run import Batching
-from tests.cases import some
+from tests.matrix_cases import some
 
 ROW = pa.schema({"id": pa.int64(), "name": pa.string()})
 

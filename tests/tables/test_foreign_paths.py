@@ -18,7 +18,7 @@ import strandline as sl
 from strandline.errors import CorruptData, StrandlineError, WrongKind
 from strandline.log.memory import MemoryLog
 from strandline.tables.maintain.operations import optimize, rebuild, vacuum, verify
-from tests.cases import some
+from tests.matrix_cases import some
 from tests.tables.maintain.test_maintenance_formats import Iceberg, extend
 
 SECRET = b"the secret of somebody else"

@@ -18,7 +18,7 @@ from strandline.storage.clock import CHANCE
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.sql import sink as sql_sink
 from strandline.testing.sinks import LOG, changes
-from tests.cases import some
+from tests.matrix_cases import some
 
 
 def filled(count: int) -> MemoryLog:

@@ -28,7 +28,7 @@ from strandline.testing.faulty import Crash
 from strandline.tier.copy import planning
 from strandline.tier.copy.segment_files import SegmentSpan, forget_tails, plan_segment, segment_path
 from strandline.tier.read import cold_reader
-from tests.cases import parts
+from tests.matrix_cases import parts
 from tests.tier.read.tiered_logs import KINDS, DyingProcess, Kind, Tiers, rows
 
 R = TypeVar("R")

@@ -22,7 +22,7 @@ from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.tier.copy import planning
 from strandline.tier.copy.planning import KnownSegments
 from strandline.tier.copy.segment_files import ColdSpan, SegmentSpan, forget_tails
-from tests.cases import partly, sampled
+from tests.matrix_cases import partly, sampled
 from tests.tier.read.tiered_logs import KINDS, DyingProcess, Kind, Row, Tiers, fetched
 
 DAY = 24 * 3600.0

@@ -34,7 +34,7 @@ from strandline.tier.copy.segment_files import (
     segment_path,
     verify_segment,
 )
-from tests import cases
+from tests import matrix_cases
 
 PARTITION = TopicPartition("orders", UUID(int=77), 2)
 ID = SegmentId(PARTITION, UUID(int=5))
@@ -284,7 +284,7 @@ def test_columns_that_are_not_asked_for_are_not_read() -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize(
     ("count", "value"),
-    cases.some([(200_000, 8), (40_000, 100), (6_000, 1024), (800, 20_000), (200, 100_000), (120, 400_000)], 2),
+    matrix_cases.some([(200_000, 8), (40_000, 100), (6_000, 1024), (800, 20_000), (200, 100_000), (120, 400_000)], 2),
 )
 def test_a_hundredth_of_the_offsets_costs_at_most_a_tenth_of_the_bytes(count: int, value: int) -> None:
     store = CountingStore()

@@ -51,7 +51,7 @@ from strandline.tier.copy.segment_files import (
 )
 from strandline.tier.copy.tierer import Tierer
 from strandline.tier.metadata.manager import MetadataManager
-from tests.cases import parts, some
+from tests.matrix_cases import parts, some
 
 TARGET = 8_000
 BATCHES = 8

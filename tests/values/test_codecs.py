@@ -20,7 +20,7 @@ import strandline as sl
 from strandline.errors import InvalidInput, SchemaRefused, TransientStorageError
 from strandline.testing.codecs import CodecContract, row_strategy
 from strandline.values import Codec
-from tests.cases import some
+from tests.matrix_cases import some
 from tests.values.messages import order_files
 from tests.values.schemas import schemas
 

@@ -17,7 +17,7 @@ from strandline.tables.rows.types import stored
 from strandline.values.codecs import columns
 from strandline.values.codecs.columns import ColumnShape, convert
 from strandline.values.codecs.exact import misfit_of
-from tests.cases import some
+from tests.matrix_cases import some
 
 _TWO = st.integers(0, 99).map("{:02}".format)
 _TEXTS = st.builds(

@@ -14,7 +14,7 @@ import pytest
 
 import strandline as sl
 from tests.cli.conftest import Run, Start
-from tests.tables.test_typed import duck_extension
+from tests.tables.test_typed_delta import duck_extension
 
 SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}, "city": {"type": "string"}}}
 

@@ -20,8 +20,8 @@ from strandline.model.head import Pin
 from strandline.model.retention import Consumed, SlotLimits
 from strandline.node.messages import NodeSlot
 from strandline.testing.faulty import Call, Crash, FaultyStore
-from tests.cases import some
 from tests.cli.conftest import Run
+from tests.matrix_cases import some
 
 
 def fill(

@@ -33,7 +33,7 @@ from strandline.storage.disk import DISK, replace_file
 from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere, fail_everywhere, fill_everywhere
-from tests.cases import sampled
+from tests.matrix_cases import sampled
 
 CASES = {
     case["name"]: case

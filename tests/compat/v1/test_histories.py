@@ -11,8 +11,8 @@ from strandline.compat.v1 import edits
 from strandline.compat.v1.trimming import QueueTrimmer, QueueTrimResult, is_old, names_in, unlisted
 from strandline.model.head import QueueManifest
 from strandline.testing.faulty import Faults
-from tests.cases import sampled
 from tests.compat.v1.histories import play
+from tests.matrix_cases import sampled
 
 HISTORIES = 500
 

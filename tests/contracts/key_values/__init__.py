@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.contracts.key_values.owner import KEYS, SCOPES, Collected, KeyValueOwner, churn, current, fill, fold
+from tests.contracts.key_values.hooks import KEYS, SCOPES, Collected, KeyValueOwner, churn, current, fill, fold
 from tests.contracts.key_values.reading import KeyValueReadContract
 from tests.contracts.key_values.resuming import ResumingContract
 from tests.contracts.key_values.watching import WatchingContract

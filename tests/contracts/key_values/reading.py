@@ -12,7 +12,7 @@ from strandline.kv.contract import KeyValue, KeyValueReader, KeyValueSubscriptio
 from strandline.model.keyed import KeyValueEntry, Prefix, Scope, Update
 from strandline.model.records import Op
 from strandline.testing.stores import together
-from tests.contracts.key_values.owner import (
+from tests.contracts.key_values.hooks import (
     IN_EVERY_SCOPE,
     KEYS,
     STRANGE,

@@ -14,7 +14,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.keyed import Scope, Update
 from strandline.model.records import Op
 from strandline.testing.stores import together
-from tests.contracts.key_values.owner import (
+from tests.contracts.key_values.hooks import (
     IN_EVERY_SCOPE,
     KEYS,
     SOON,

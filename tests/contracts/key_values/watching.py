@@ -9,7 +9,7 @@ import pytest
 from strandline.kv.contract import KeyValue
 from strandline.model.keyed import EVERYTHING, Prefix, Scope, Update
 from strandline.model.records import Op
-from tests.contracts.key_values.owner import (
+from tests.contracts.key_values.hooks import (
     IN_EVERY_SCOPE,
     KEYS,
     SOON,

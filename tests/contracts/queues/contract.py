@@ -11,10 +11,10 @@ from strandline.followers.consumer.consumer import Consumer
 from strandline.log.queue.contract import Fetcher, Queue
 from strandline.model.head import Descriptor
 from strandline.testing.faulty import FaultyStore
-from tests.contracts.queues.acking import AckingContract
+from tests.contracts.queues.acknowledging import AckingContract
 from tests.contracts.queues.places import QueuePlace, at_once, first_to_come, values
-from tests.contracts.queues.poison import PoisonContract
 from tests.contracts.queues.reading import QueueReadContract
+from tests.contracts.queues.undecodable import PoisonContract
 
 
 class QueueContract(QueueReadContract, AckingContract, PoisonContract):

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from strandline.log.topic.contract import Message, Topic, TopicSubscription
 from strandline.testing.stores import together
-from tests.contracts.topics.owner import SOON, TopicOwner, by_partition, collect, numbered
+from tests.contracts.topics.hooks import SOON, TopicOwner, by_partition, collect, numbered
 
 
 class AssigningContract(TopicOwner):

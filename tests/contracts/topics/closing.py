@@ -12,7 +12,7 @@ import pytest
 
 from strandline.errors import StrandlineError
 from strandline.log.topic.contract import Message, Topic, TopicSubscription
-from tests.contracts.topics.owner import FOREVER, SOON, TopicOwner, collect
+from tests.contracts.topics.hooks import FOREVER, SOON, TopicOwner, collect
 
 
 class ClosingContract(TopicOwner):

@@ -10,7 +10,7 @@ import pytest
 from strandline.errors import InvalidInput
 from strandline.log.topic.contract import Message, Topic
 from strandline.model.cursor import Bounds
-from tests.contracts.topics.owner import TopicOwner, collect
+from tests.contracts.topics.hooks import TopicOwner, collect
 
 
 class PublishingContract(TopicOwner):

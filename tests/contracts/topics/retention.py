@@ -10,7 +10,7 @@ from strandline.errors import CursorExpired
 from strandline.log.topic.contract import Message, Topic
 from strandline.model.cursor import Bounds
 from tests.contracts.topics.contract import TopicContract
-from tests.contracts.topics.owner import SOON, by_partition, collect, numbered
+from tests.contracts.topics.hooks import SOON, by_partition, collect, numbered
 
 
 class RetentionContract(TopicContract):

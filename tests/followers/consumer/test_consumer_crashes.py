@@ -19,10 +19,10 @@ from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import RetryingStore
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Call, Crash, Fault, Faults, FaultyStore
-from tests.cases import some
 from tests.contracts.queues import QueuePlace
 from tests.contracts.queues.places import first_to_come
 from tests.followers.consumer.queue_places import ObjectLogPlace, PlaceKind, V1Place, filled
+from tests.matrix_cases import some
 
 BATCHES = 9
 KINDS = [ObjectLogPlace, V1Place]

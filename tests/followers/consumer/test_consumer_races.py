@@ -11,9 +11,9 @@ from strandline.log.queue.log_queue import ObjectLogQueue
 from strandline.log.slots import rules
 from strandline.model.head import QueueManifest
 from strandline.model.retention import SlotState
-from tests.cases import sampled
 from tests.followers.consumer.queue_histories import play
 from tests.followers.consumer.queue_places import ObjectLogPlace, PlaceKind, V1Place
+from tests.matrix_cases import sampled
 
 HISTORIES = 300
 

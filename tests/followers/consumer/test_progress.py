@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from strandline.errors import CorruptData, InvalidInput, OutOfOrderAck
 from strandline.followers.consumer.progress import AckProgress, AckStep
 from strandline.model.head import QueueEntry
-from tests.cases import examples
 from tests.interrupts import interruptions
+from tests.matrix_cases import examples
 
 
 def entry(sequence: int) -> QueueEntry:

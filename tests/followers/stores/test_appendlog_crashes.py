@@ -23,8 +23,8 @@ from strandline.testing.simdisk import (
     fill_everywhere,
 )
 from strandline.testing.sinks import DELETE, LOG, changes
-from tests.cases import sampled
-from tests.disks import damage_everywhere
+from tests.disk_doubles import damage_everywhere
+from tests.matrix_cases import sampled
 
 OTHER = UUID(int=2)
 FOLDER, FILE = "/fold", "/fold/fold.log"

@@ -31,7 +31,7 @@ from strandline.model.records import READ_SCHEMA, Op, record_batch, with_offsets
 from strandline.model.sink import StorePosition
 from strandline.snapshots.sealed import check_snapshot
 from strandline.testing.store_snapshots import ExportingStoreContract
-from tests.cases import partly
+from tests.matrix_cases import partly
 
 ROOT = Path(__file__).resolve().parents[3]
 LOG = UUID(int=1)

@@ -11,7 +11,7 @@ from strandline.model.keyed import Update, Updates
 from strandline.model.records import Op
 from strandline.storage.env import Env
 from strandline.testing.sinks import LOG
-from tests.disks import RecordingDisk
+from tests.disk_doubles import RecordingDisk
 
 AT = Cursor(LOG, 0)
 

@@ -12,7 +12,7 @@ from strandline.kv.memory import MemoryKeyValue
 from strandline.storage.env import Env
 from strandline.storage.retry import Backoff
 from strandline.testing.clock import ManualClock
-from tests.followers.scripted import Stage, at, numbered
+from tests.followers.scripted_watch import Stage, at, numbered
 
 PATIENCE = 120.0
 QUICK = Backoff(attempts=5, base=0.001, ceiling=0.001)

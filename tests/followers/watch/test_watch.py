@@ -20,7 +20,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.keyed import Prefix, Update, Updates
 from strandline.model.records import Op
 from strandline.testing.faulty import Crash
-from tests.followers.scripted import Flaky, Stage, at, current, follow, given, held, numbered, put
+from tests.followers.scripted_watch import Flaky, Stage, at, current, follow, given, held, numbered, put
 
 LONG = Batching(records=100, window=1e9)
 """Batches that only something else than their window flushes."""

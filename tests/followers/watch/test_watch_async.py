@@ -13,7 +13,7 @@ from strandline.followers.stores.state import MemoryStore
 from strandline.followers.watch.api import watch_applied_async
 from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
-from tests.followers.scripted import Stage, at, current, held, numbered
+from tests.followers.scripted_watch import Stage, at, current, held, numbered
 
 PATIENCE = 120.0
 

@@ -32,7 +32,7 @@ from strandline.followers.events import (
 )
 from strandline.kv.contract import Ended, Listed
 from strandline.model.keyed import Updates
-from tests.followers.scripted import at, given, numbered, put
+from tests.followers.scripted_watch import at, given, numbered, put
 
 FIVE, SIX, SEVEN = (numbered(version, 1) for version in (5, 6, 7))
 GONE, SWEPT = Updates.removals([b"gone"]), Updates.removals([b"swept"])

@@ -18,7 +18,7 @@ from strandline.kv.contract import KeyListing, Listed
 from strandline.kv.memory import MemoryKeyValue
 from strandline.model.cursor import Cursor
 from strandline.testing.faulty import Crash
-from tests.followers.scripted import Flaky, Stage, at, held, numbered
+from tests.followers.scripted_watch import Flaky, Stage, at, held, numbered
 
 LONG = Batching(records=100, window=1e9)
 

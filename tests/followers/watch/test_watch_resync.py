@@ -19,8 +19,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.keyed import EVERYTHING, Prefix, Updates
 from strandline.model.sink import StorePosition
 from strandline.testing.faulty import Crash
-from tests.cases import some
-from tests.followers.scripted import (
+from tests.followers.scripted_watch import (
     STREAM,
     Flaky,
     Mortal,
@@ -35,6 +34,7 @@ from tests.followers.scripted import (
     numbered,
     put,
 )
+from tests.matrix_cases import some
 
 SCOPES = [EVERYTHING, Prefix("a."), Prefix("a.", "b.", "a.1")]
 

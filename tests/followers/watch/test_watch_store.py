@@ -13,7 +13,7 @@ from strandline.kv.contract import Ended
 from strandline.model.keyed import Updates
 from strandline.model.records import Op
 from strandline.model.sink import StorePosition
-from tests.followers.scripted import Flaky, Stage, at, given, held, numbered, put
+from tests.followers.scripted_watch import Flaky, Stage, at, given, held, numbered, put
 
 
 def test_a_transient_store_failure_leaves_no_hole_under_an_advancing_cursor():

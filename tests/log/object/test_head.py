@@ -46,9 +46,9 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.testing.stores import paths
-from tests.cases import examples
 from tests.contracts.logs import content, writer_named
 from tests.contracts.slots import append
+from tests.matrix_cases import examples
 
 SOON = 120.0
 WRITER = writer_named(1)

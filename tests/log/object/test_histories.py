@@ -14,9 +14,9 @@ from strandline.log.object.head import edits
 from strandline.log.slots import rules
 from strandline.model.head import Receipt, WriterId
 from strandline.testing.faulty import Faults
-from tests.cases import sampled
 from tests.contracts.slots import append
 from tests.log.object.histories import AppendTo, append_numbered, play
+from tests.matrix_cases import sampled
 
 HISTORIES = 800
 

@@ -14,12 +14,12 @@ from strandline.storage.objects.store import ObjectStore
 from strandline.storage.retry import RetryingStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.stores import together
-from tests.cases import sampled
 from tests.contracts.logs import append, content, writer_named
 from tests.log.object import test_lost_answers
 from tests.log.object.histories import UNHEARD, play
 from tests.log.object.test_lost_answers import TestSlots, line, ours, theirs
 from tests.log.test_contract import ObjectLogContract
+from tests.matrix_cases import sampled
 from tests.proxy import FaultyProxy, Weather, answer, reset
 from tests.servers import S3Server
 

@@ -13,8 +13,8 @@ from strandline.log.object.maintain import trimmer
 from strandline.model.head import Head
 from strandline.model.retention import SlotState
 from strandline.testing.faulty import CALM
-from tests.cases import sampled
 from tests.log.object.retention_histories import play
+from tests.matrix_cases import sampled
 
 HISTORIES = 120
 

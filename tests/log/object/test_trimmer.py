@@ -26,7 +26,7 @@ from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
-from tests.cases import sampled
+from tests.matrix_cases import sampled
 
 WRITER = WriterId(UUID(int=1))
 GRACE = 600.0

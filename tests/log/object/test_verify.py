@@ -26,9 +26,9 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.testing.stores import paths
-from tests.cases import some
 from tests.contracts.logs import writer_named
 from tests.contracts.slots import append
+from tests.matrix_cases import some
 
 GRACE = 600.0
 

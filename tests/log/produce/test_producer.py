@@ -21,9 +21,9 @@ from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.testing.stores import together
-from tests.cases import some
 from tests.contracts.logs import content, fetched, records
 from tests.log.produce.producing import NEVER, SOON, Gate, pass_time_until
+from tests.matrix_cases import some
 
 
 @pytest.fixture

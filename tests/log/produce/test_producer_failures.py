@@ -21,11 +21,11 @@ from strandline.storage.retry import Backoff, RetryingStore
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Faults, FaultyStore
 from strandline.testing.plain import PlainStore
-from tests.cases import some
 from tests.contracts.logs import content, records
 from tests.contracts.slots import append
-from tests.disks import FullDisk
+from tests.disk_doubles import FullDisk
 from tests.log.produce.producing import NEVER, REFUSED, SOON, Gate, failure_of
+from tests.matrix_cases import some
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from strandline.model.cursor import Bounds
 from strandline.model.head import Receipt
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
-from tests.cases import some
 from tests.contracts.logs import content, records
 from tests.interrupts import interrupted_by_a_signal
 from tests.log.produce.producing import NEVER, REFUSED, SOON, Gate, failure_of
+from tests.matrix_cases import some
 
 
 @pytest.fixture

@@ -28,10 +28,10 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Call, Faults, FaultyStore
 from strandline.testing.plain import PlainStore
 from strandline.testing.stores import together
-from tests.cases import some
 from tests.contracts.logs import content, records, writer_named
 from tests.contracts.slots import append
 from tests.log.produce.producing import NEVER, REFUSED, SOON, Gate, fail_while, failure_of
+from tests.matrix_cases import some
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from strandline.errors import InvalidInput, SchemaRefused, TransientStorageError
 from strandline.log.produce.typed import encoded_table
 from strandline.testing.codecs import row_strategy
 from strandline.values import Codec
-from tests.cases import some
+from tests.matrix_cases import some
 from tests.values.messages import order_files
 from tests.values.test_codecs import SCHEMA
 

@@ -9,8 +9,8 @@ from strandline.errors import CorruptData
 from strandline.log.object import open_log
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
-from tests.cases import some
 from tests.interrupts import interruptions
+from tests.matrix_cases import some
 
 
 def claimed(log):

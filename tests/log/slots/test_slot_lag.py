@@ -13,9 +13,9 @@ from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import FaultyStore
 from strandline.testing.plain import PlainStore
-from tests.cases import some
 from tests.contracts.slots import append
 from tests.log.slots.head_lags import slot_lags, trim_end
+from tests.matrix_cases import some
 
 TOTAL = 2 * CHUNK + SPILL_AT
 

@@ -15,7 +15,7 @@ from strandline.log.memory import MemoryLog
 from strandline.log.topic.contract import Message, Topic
 from strandline.log.topic.logs import LogTopic, open_object_topic
 from strandline.log.topic.memory import MemoryTopic
-from tests.cases import examples
+from tests.matrix_cases import examples
 
 PARTITIONS = 3
 

@@ -17,7 +17,7 @@ from strandline.storage.clock import CLOCK
 from strandline.storage.env import Env
 from tests.contracts.logs import records
 from tests.interrupts import interrupted_by_a_signal, interruptions
-from tests.log.wal.disks_and_threads import CHANGES, SOON, GatedDisk, Threads, UnsyncedDisk, kept, refusals
+from tests.log.wal.blocked_disks import CHANGES, SOON, GatedDisk, Threads, UnsyncedDisk, kept, refusals
 
 REFUSED = dict.fromkeys(CHANGES, "LogClosed")
 

@@ -14,9 +14,9 @@ from strandline.testing.simdisk import (
     fail_everywhere,
     fill_everywhere,
 )
-from tests.cases import sampled
-from tests.disks import damage_everywhere
+from tests.disk_doubles import damage_everywhere
 from tests.log.wal.workload import check, open_on, payload, values, workload
+from tests.matrix_cases import sampled
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from strandline.storage.env import Env
 from strandline.testing.simdisk import CrashMode, SimulatedDisk
 from tests.contracts.logs import append, content, records, writer_named
 from tests.contracts.logs.batches import SOON
-from tests.disks import FullDisk, _PassingDisk
+from tests.disk_doubles import FullDisk, _PassingDisk
 from tests.log.wal.workload import HeldSyncs, open_on, payload
 
 

@@ -19,7 +19,7 @@ from strandline.log.wal.read.reading import WalReader
 from strandline.storage.env import Env
 from tests.contracts.logs import records
 from tests.forking import in_a_child
-from tests.log.wal.disks_and_threads import CHANGES, SOON, GatedDisk, Threads, UnsyncedDisk, kept, refusals
+from tests.log.wal.blocked_disks import CHANGES, SOON, GatedDisk, Threads, UnsyncedDisk, kept, refusals
 
 REFUSED = dict.fromkeys(CHANGES, "UsedAcrossFork")
 

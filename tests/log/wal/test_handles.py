@@ -13,7 +13,7 @@ from strandline.compat.spool.lsn_log import LsnHandle, WriteAheadLog
 from strandline.log.wal.write import groups
 from strandline.log.wal.write.groups import CommitGroup
 from strandline.storage.env import Env
-from tests.log.wal.disks_and_threads import SOON, GatedDisk, Threads, UnsyncedDisk, hasty_threads, said
+from tests.log.wal.blocked_disks import SOON, GatedDisk, Threads, UnsyncedDisk, hasty_threads, said
 
 pytestmark = pytest.mark.usefixtures(hasty_threads.__name__)
 

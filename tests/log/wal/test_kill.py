@@ -18,8 +18,8 @@ from strandline.errors import Fenced
 from strandline.log.wal.names import LOCK
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.cursor import Cursor
-from tests.cases import some
 from tests.log.wal.programs import SLOT, Follower, Life, Nest, Note, Said, What, said_in
+from tests.matrix_cases import some
 
 PATIENCE = 120.0
 BATCH = 3

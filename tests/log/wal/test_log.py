@@ -30,11 +30,11 @@ from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import CrashMode, SimulatedDisk
-from tests.cases import some
 from tests.contracts.logs import append, records, writer_named
 from tests.contracts.logs.batches import SOON
-from tests.disks import RecordingDisk, _PassingDisk
+from tests.disk_doubles import RecordingDisk, _PassingDisk
 from tests.log.wal.workload import FOLDER, HeldSyncs, open_on, payload, values
+from tests.matrix_cases import some
 
 
 @pytest.fixture

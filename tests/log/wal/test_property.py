@@ -41,8 +41,8 @@ from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import POWER, CrashMode, SimulatedDisk
-from tests.cases import examples, some
 from tests.contracts.logs import records, writer_named
+from tests.matrix_cases import examples, some
 
 FOLDER = "/srv/log"
 

@@ -20,9 +20,9 @@ from strandline.log.wal.read.catalog import Catalog
 from strandline.model.cursor import Cursor, Limit
 from strandline.storage.disk import DISK
 from strandline.storage.env import Env
-from tests.cases import partly, some
 from tests.contracts.logs import records
-from tests.log.wal.disks_and_threads import SOON, GatedDisk, Threads, UnsyncedDisk, Witness, hasty_threads, said
+from tests.log.wal.blocked_disks import SOON, GatedDisk, Threads, UnsyncedDisk, Witness, hasty_threads, said
+from tests.matrix_cases import partly, some
 
 pytestmark = pytest.mark.usefixtures(hasty_threads.__name__)
 

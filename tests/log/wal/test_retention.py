@@ -14,7 +14,7 @@ from strandline.storage.disk import DISK
 from strandline.storage.env import Env
 from strandline.storage.metrics import INVALIDATIONS
 from strandline.testing.clock import ManualClock
-from tests.disks import _PassingDisk
+from tests.disk_doubles import _PassingDisk
 
 
 @pytest.fixture

@@ -36,9 +36,9 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.faulty import Crash
 from strandline.testing.simdisk import CrashMode, SimulatedDisk
 from strandline.testing.simdisk.explore import _Explorer
-from tests.cases import sampled, some
 from tests.contracts.logs import records
 from tests.log.wal.workload import values
+from tests.matrix_cases import sampled, some
 
 WRITER = WriterId(UUID(int=7))
 OTHER = WriterId(UUID(int=8))

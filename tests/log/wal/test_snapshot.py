@@ -21,7 +21,7 @@ from strandline.storage.disk import DISK
 from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
 from tests.contracts.logs import records
-from tests.disks import _PassingDisk
+from tests.disk_doubles import _PassingDisk
 from tests.log.wal.workload import values
 
 WRITER = WriterId(UUID(int=7))

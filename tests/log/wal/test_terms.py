@@ -21,7 +21,7 @@ from strandline.model.records import RECORD_SCHEMA
 from strandline.storage.disk import DISK
 from strandline.storage.env import Env
 from tests.contracts.logs import records
-from tests.disks import _PassingDisk
+from tests.disk_doubles import _PassingDisk
 
 WRITER = WriterId(UUID(int=7))
 TERMS = [1, 1, 1, 2, 2, 2, 2, 5, 5, 6]

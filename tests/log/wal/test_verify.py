@@ -31,9 +31,9 @@ from strandline.storage.disk import DISK, LocalDisk
 from strandline.storage.env import SYSTEM, Env
 from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import CrashMode, SimulatedDisk, crash_everywhere
-from tests.cases import sampled, some
-from tests.disks import damage_everywhere
+from tests.disk_doubles import damage_everywhere
 from tests.log.wal.workload import FOLDER, check, workload
+from tests.matrix_cases import sampled, some
 
 WRITER = WriterId(UUID(int=7))
 

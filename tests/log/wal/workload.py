@@ -21,7 +21,7 @@ from strandline.testing.clock import ManualClock, SeededChance
 from strandline.testing.simdisk import SimulatedDisk
 from tests.contracts.logs import records
 from tests.contracts.logs.batches import SOON
-from tests.disks import _PassingDisk, _PassingFile
+from tests.disk_doubles import _PassingDisk, _PassingFile
 
 FOLDER = "/srv/log"
 WRITER = WriterId(UUID(int=7))

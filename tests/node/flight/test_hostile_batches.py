@@ -24,10 +24,10 @@ from strandline.node.flight.server.limits import ServerLimits
 from strandline.node.flight.wire.append_stream import collect
 from strandline.node.flight.wire.protocol import FlightData, arrow_message, read_schema_message, write_flight_data
 from strandline.node.flight.wire.streams import CHUNK_SCHEMA
+from tests.node.flight.attacked_node import MIB, Victim
+from tests.node.flight.cuttable_tcp import TcpProxy
 from tests.node.flight.hostile_batches import ROWS, honest, hostile
 from tests.node.flight.raw_grpc import RawGrpc, Refused, flight_data, message_of
-from tests.node.flight.tcp import TcpProxy
-from tests.node.flight.victim import MIB, Victim
 from tests.node.processes import ROOT, Nest
 
 LIES = hostile()

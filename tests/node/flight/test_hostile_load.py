@@ -17,8 +17,8 @@ from strandline.node.flight.client.primary_client import FlightUpstream
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.messages import Caller
+from tests.node.flight.attacked_node import MIB, ONE, Victim
 from tests.node.flight.raw_grpc import RawGrpc, Refused, action, field, flight_data, message_of
-from tests.node.flight.victim import MIB, ONE, Victim
 from tests.node.processes import Nest
 
 TOKENS = """

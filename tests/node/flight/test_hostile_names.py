@@ -18,8 +18,8 @@ from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.messages import Topology
 from strandline.node.node_folder import NodeFolder
 from strandline.storage.disk import below
-from tests.cases import some
-from tests.node.flight.victim import ONE, Victim
+from tests.matrix_cases import some
+from tests.node.flight.attacked_node import ONE, Victim
 from tests.node.processes import Nest
 
 HOSTILE = ["../../x", "..", ".", "", "/etc", "a/b", "a\\b", "a\0b", "a\n", ".hidden", "x" * 129, "strandline-tier",

@@ -21,11 +21,11 @@ from strandline.node.flight.server.server import FlightNode
 from strandline.node.messages import Caller, ReplicaProgress
 from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
-from tests.cases import some
 from tests.formats.shared_headers import batch_with_shared_pairs, encapsulated, shared_columns, shared_pairs
+from tests.matrix_cases import some
+from tests.node.flight.attacked_node import MIB, Victim
 from tests.node.flight.flight_double import Node
 from tests.node.flight.raw_grpc import RawGrpc, Refused, field, flight_data, message_of
-from tests.node.flight.victim import MIB, Victim
 from tests.node.processes import Nest
 
 TOKENS = """

@@ -19,7 +19,7 @@ from strandline.node.flight.security import CallerRights, Grant, Role, ServerSec
 from strandline.node.members.rules import members_of
 from strandline.node.messages import Caller, ReplicaProgress
 from strandline.node.node_folder import HIGHEST_TERM, TERM_STEP, NodeFolder, check_rise, plausible_term
-from tests.node.flight.victim import Victim
+from tests.node.flight.attacked_node import Victim
 from tests.node.nodes_by_hand import Cluster
 from tests.node.processes import Nest
 

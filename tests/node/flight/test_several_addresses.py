@@ -34,8 +34,8 @@ from strandline.testing.sinks import MemorySink
 from tests.contracts.logs import append, fetched, writer_named
 from tests.node.flight.flight_double import TABLE, Node, records, values_of
 from tests.node.processes import ClusterOfProcesses, Nest
-from tests.node.recording import append as append_marked
-from tests.node.recording import mark_in, new_writer
+from tests.node.recording_client import append as append_marked
+from tests.node.recording_client import mark_in, new_writer
 from tests.node.test_log_contract import NodeLogContract
 
 

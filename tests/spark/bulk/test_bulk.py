@@ -17,7 +17,7 @@ from strandline.cli.app import app
 from strandline.errors import CorruptData, CursorExpired, InvalidInput, Unsupported, UnsupportedVersion
 from strandline.spark.executor_pool import ExecutorPool, FrameJobs, _failed
 from tests.bulk.test_export import exported
-from tests.cases import some
+from tests.matrix_cases import some
 from tests.spark.helpers import append, new_log, numbered
 
 

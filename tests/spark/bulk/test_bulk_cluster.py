@@ -160,7 +160,7 @@ DRIVER = """
 import sys
 import strandline as sl
 from tests.spark.helpers import quick_session
-from tests.spark.bulk.killers import die_at
+from tests.spark.bulk.killed_pools import die_at
 
 url, job, function, time = sys.argv[1:]
 spark = quick_session("driver")
@@ -207,7 +207,7 @@ REBUILD = """
 import sys
 import strandline as sl
 from tests.spark.helpers import quick_session
-from tests.spark.bulk.killers import die_at
+from tests.spark.bulk.killed_pools import die_at
 
 url, table, function = sys.argv[1:]
 spark = quick_session("driver")

@@ -16,7 +16,7 @@ import strandline as sl
 from strandline.bulk.verifying import verify as verify_log
 from strandline.log.object import ObjectLog
 from strandline.spark.failures import unwrapped
-from tests.cases import some
+from tests.matrix_cases import some
 from tests.spark.helpers import all_records, append, new_log, numbered
 
 NOW = {"availableNow": True}

@@ -8,7 +8,7 @@ from deltalake import DeltaTable
 
 import strandline as sl
 from strandline.errors import NotReady, Unsupported
-from tests.pairs.kinds import RECORDS, Opened, expected
+from tests.pairs.log_kinds import RECORDS, Opened, expected
 from tests.pairs.table import No, pair
 
 WAL = No(

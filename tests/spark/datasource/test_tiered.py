@@ -35,7 +35,7 @@ from strandline.storage.retry import Backoff
 from strandline.tier.copy.segment_files import ColdSpan, forget_tails
 from strandline.tier.read.cold_reader import ColdPiece
 from strandline.tier.read.tiered_log import TieredLog
-from tests.cases import partly, some
+from tests.matrix_cases import partly, some
 from tests.servers import S3Server
 from tests.spark.datasource.test_batch import load, reason
 from tests.spark.helpers import (

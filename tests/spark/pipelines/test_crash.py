@@ -17,7 +17,7 @@ import strandline as sl
 from strandline.followers.table_route import TableRoute
 from strandline.log.object import ObjectLog
 from strandline.spark import follow
-from tests.spark.bulk.killers import KilledOnce
+from tests.spark.bulk.killed_pools import KilledOnce
 from tests.spark.helpers import (
     RowsSink,
     append,

@@ -19,7 +19,7 @@ from strandline.storage.objects.urls import open_store
 from strandline.tables.delta.commits import DeltaCommits
 from tests.proxy import FaultyProxy, answer
 from tests.servers import S3Server
-from tests.tables.drills.test_drills import World
+from tests.tables.processes.test_follower_processes import World
 
 
 def some_log() -> Any:

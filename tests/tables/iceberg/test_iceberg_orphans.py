@@ -15,7 +15,7 @@ from strandline.storage.clock import CLOCK
 from strandline.storage.env import Env
 from strandline.tables.iceberg import vacuum
 from strandline.testing.clock import ManualClock
-from tests.cases import some
+from tests.matrix_cases import some
 
 DAY = 86_400
 

@@ -18,8 +18,8 @@ from strandline.model.cursor import Cursor
 from strandline.tables.files.part import TablePart
 from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.testing.sinks import LOG, changes
-from tests.cases import some
 from tests.contracts.tables import TableContract
+from tests.matrix_cases import some
 from tests.rest_catalog import Fault, RestCatalogServer
 from tests.tables.test_lost_answers import filled
 

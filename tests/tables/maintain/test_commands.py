@@ -16,8 +16,8 @@ import pytest
 from deltalake import DeltaTable
 
 import strandline as sl
-from tests.cases import some
 from tests.cli.conftest import Run, run  # noqa: F401 - a fixture
+from tests.matrix_cases import some
 from tests.postgres import PostgresServer
 
 SCHEMA = {"type": "object", "properties": {"id": {"type": "integer"}, "city": {"type": "string"}}}

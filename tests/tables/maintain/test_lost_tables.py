@@ -21,7 +21,7 @@ from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.files import DeltaFiles
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.maintain.operations import verify
-from tests.cases import some
+from tests.matrix_cases import some
 from tests.tables.maintain.test_maintenance_formats import Delta, Iceberg, extend
 
 TOUCHES = [

@@ -31,7 +31,7 @@ from strandline.tables.maintain.opening import existing
 from strandline.tables.maintain.operations import describe, optimize, rebuild, vacuum, verify
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 from strandline.testing.clock import ManualClock
-from tests.cases import some
+from tests.matrix_cases import some
 
 ORDER = pa.schema(
     {

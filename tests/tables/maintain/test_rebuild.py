@@ -51,7 +51,7 @@ from strandline.tables.work import IN_PROCESS, Rebuild
 from strandline.tables.written import Written
 from strandline.testing.clock import ManualClock
 from strandline.testing.faulty import Crash
-from tests.cases import some
+from tests.matrix_cases import some
 from tests.tables.maintain.test_maintenance_formats import (
     ORDER,
     Delta,

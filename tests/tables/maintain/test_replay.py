@@ -19,8 +19,8 @@ import strandline as sl
 from strandline.errors import InvalidInput, NotFound, Unsupported
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.rows.shape import BAD_SCHEMA
-from tests.cases import some
 from tests.cli.conftest import Run, run  # noqa: F401 - a fixture
+from tests.matrix_cases import some
 
 NARROW = sl.values.Json(pa.schema({"id": pa.int8()}))
 WIDE = sl.values.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))

@@ -29,7 +29,7 @@ from strandline.tables.maintain import replay
 from strandline.tables.rows.shape import DeadLetters
 from strandline.tables.sql.postgres_transaction import PostgresTransaction
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
-from tests.cases import some
+from tests.matrix_cases import some
 
 NARROW = sl.values.Json(pa.schema({"id": pa.int8()}))
 WIDE = sl.values.Json(pa.schema({"id": pa.int64(), "note": pa.string()}))

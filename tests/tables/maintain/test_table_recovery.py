@@ -21,7 +21,7 @@ from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.sink import DeltaSink
 from strandline.tables.delta.table import FollowedDelta
 from strandline.testing.sinks import DELETE, LOG, changes, folded
-from tests.cases import some
+from tests.matrix_cases import some
 from tests.tables.delta.commits import around_commits
 
 ROWS = [(b"%d" % (n % 5), DELETE if n % 7 == 6 else b"v%d" % n) for n in range(40)]

@@ -15,8 +15,8 @@ import strandline as sl
 from strandline.model import records as model_records
 from strandline.model.head import WriterId
 from strandline.model.records import READ_SCHEMA, record_batch
-from tests.cases import some
 from tests.contracts.logs.batches import headers_named
+from tests.matrix_cases import some
 from tests.tables.maintain.test_replay_formats import Place, place  # noqa: F401 - a fixture
 
 WORST = 2**63

@@ -13,8 +13,8 @@ import pytest
 
 import strandline as sl
 from strandline.errors import BadRecord, InvalidInput
-from tests.cases import some
 from tests.cli.conftest import Run, run  # noqa: F401 - a fixture
+from tests.matrix_cases import some
 
 ROW = sl.values.Json(pa.schema({"id": pa.int64(), "name": pa.string()}))
 

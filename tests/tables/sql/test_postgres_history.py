@@ -24,7 +24,7 @@ from strandline.log.memory import MemoryLog
 from strandline.model.head import WriterId
 from strandline.model.records import record_batch
 from strandline.tables.sql.postgres_transaction import PostgresTransaction
-from tests.node.flight.tcp import TcpProxy
+from tests.node.flight.cuttable_tcp import TcpProxy
 from tests.postgres import PostgresServer
 
 NARROW = sl.values.Json(pa.schema({"id": pa.int32(), "s": pa.string()}))

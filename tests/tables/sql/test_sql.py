@@ -41,9 +41,9 @@ from strandline.tables.sql import postgres as postgres_tables
 from strandline.tables.sql.sink import SqlSink
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 from strandline.testing.sinks import DELETE, LOG, changes
-from tests.cases import some
 from tests.contracts.tables import TableContract
 from tests.forking import in_a_child
+from tests.matrix_cases import some
 
 ORDERS = pa.schema({"id": pa.int32(), "customer": pa.string(), "price": pa.float64()})
 

@@ -26,7 +26,7 @@ from strandline.tier.metadata import terms as terms_module
 from strandline.tier.metadata.cache import SegmentCache
 from strandline.tier.metadata.columns import SegmentColumns
 from strandline.tier.metadata.lifecycle import add_segment, advance_deletion, update_segment
-from tests.cases import examples, some
+from tests.matrix_cases import examples, some
 
 PARTITIONS = [
     TopicPartition("a", UUID(int=1), 0),

@@ -19,7 +19,7 @@ from strandline.model.segments import (
     TopicPartition,
 )
 from strandline.tier.metadata.cache import SegmentCache
-from tests.cases import examples
+from tests.matrix_cases import examples
 
 A, B, C = (TopicPartition(name, UUID(int=number), 0) for number, name in enumerate("abc"))
 

@@ -11,7 +11,7 @@ from strandline.model.cursor import SECOND
 from strandline.storage.clock import SteadyTime
 from strandline.storage.env import Env
 from strandline.testing.clock import ManualClock
-from tests.cases import some
+from tests.matrix_cases import some
 from tests.tier.read.tiered_logs import KINDS, Kind, Tiers, rows
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

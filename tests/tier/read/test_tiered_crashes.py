@@ -16,7 +16,7 @@ from strandline.model.retention import TIER_SLOT, Consumed, MaxAge, MaxBytes
 from strandline.model.segments import SegmentState
 from strandline.testing.faulty import Crash
 from strandline.tier.copy.segment_files import forget_tails, segment_path
-from tests.cases import parts, some
+from tests.matrix_cases import parts, some
 from tests.tier.read.tiered_logs import KINDS, LIMITS, DyingProcess, Kind, Tiers, fetched, rows
 
 

@@ -19,7 +19,7 @@ from strandline.tier.copy.segment_files import forget_tails
 from strandline.tier.read import tiered_log as tiered
 from strandline.tier.read.cold_reader import ColdReader, HotStart
 from strandline.tier.read.tiered_log import TieredLog
-from tests.cases import some
+from tests.matrix_cases import some
 from tests.tier.read.tiered_logs import LIMITS, Backup, Row, Tiers, fetched, rows
 
 STEPS = 40

@@ -16,7 +16,7 @@ from strandline.model.records import Op, record_batch
 from strandline.model.retention import TIER_SLOT, SlotState
 from strandline.tier.copy.segment_files import forget_tails
 from strandline.tier.opening import attach, tiered, tiering
-from tests.cases import some
+from tests.matrix_cases import some
 from tests.tier.read.test_tiered_terms import go_on, position, settle
 from tests.tier.read.tiered_logs import KINDS, Kind, Tiers, fetched, rows
 

@@ -32,7 +32,7 @@ from strandline.tier.copy.segment_files import forget_tails, segment_path
 from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.read.cold_reader import ColdReader
 from strandline.tier.read.tiered_log import TieredLog
-from tests.cases import sampled, some
+from tests.matrix_cases import sampled, some
 from tests.tier.metadata.manager_doubles import Events
 from tests.tier.read.tiered_logs import LIMITS, PARTITIONS, Kind, Tiers, fetched, forget, rows
 

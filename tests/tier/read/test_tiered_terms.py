@@ -14,7 +14,7 @@ from strandline.model.retention import TIER_SLOT
 from strandline.model.segments import SegmentMetadata
 from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.tier.copy.segment_files import forget_tails
-from tests.cases import parts, some
+from tests.matrix_cases import parts, some
 from tests.tier.read.tiered_logs import KINDS, Kind, PointedTopic, Tiers, fetched, rows
 
 EVERYTHING = 1 << 20
