@@ -46,7 +46,7 @@ class ExecutorPool:
     def __init__(self, spark: Any) -> None:
         """Work with a session."""
         self.spark = spark
-        self._jobs = jobs_of(spark)
+        self._jobs = RddJobs(spark) if isinstance(spark, SparkSession) else FrameJobs(spark)
 
     @property
     def count(self) -> int:
@@ -203,11 +203,6 @@ class FrameJobs:
         frame = self.spark.range(0, len(held), 1, len(held)).mapInArrow(work, "number long, answer binary")
         for row in frame.collect():
             yield int(row.number), bytes(row.answer)
-
-
-def jobs_of(spark: Any) -> RddJobs | FrameJobs:
-    """The jobs of a session."""
-    return RddJobs(spark) if isinstance(spark, SparkSession) else FrameJobs(spark)
 
 
 def _by_bytes(items: Sequence[bytes], most: int) -> Iterator[list[bytes]]:

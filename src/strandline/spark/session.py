@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import zlib
@@ -112,8 +113,9 @@ def _archive_options(java: str, disk: Disk) -> str:
         installation = f"spark-{pyspark_version}-{name}-{_short_hash(jars)}"
         current = f"{installation}-{_short_hash(disk.scan(jars))}.jsa"
         file = f"{folder}/{current}"
-        if _is_whole(file, disk):
-            return f"{quiet} -XX:SharedArchiveFile={file}"
+        with contextlib.suppress(StorageError):
+            if disk.read(file, 0, 4) in _ARCHIVE_MAGIC:
+                return f"{quiet} -XX:SharedArchiveFile={file}"
         for row in disk.scan(folder):
             if row.name.startswith(installation) and row.name != current:
                 disk.remove(f"{folder}/{row.name}")
@@ -124,10 +126,3 @@ def _archive_options(java: str, disk: Disk) -> str:
 
 def _short_hash(value: object) -> str:
     return f"{zlib.crc32(repr(value).encode()):08x}"
-
-
-def _is_whole(file: str, disk: Disk) -> bool:
-    try:
-        return disk.read(file, 0, 4) in _ARCHIVE_MAGIC
-    except StorageError:
-        return False

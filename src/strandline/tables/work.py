@@ -79,11 +79,7 @@ class Workers(Protocol):
     def run(
         self, parts: Sequence[TablePart], spans: Sequence[Span], title: str, most: int | None = None
     ) -> Sequence[Written]:
-        """Write all parts of the range of these spans; their reports in the order of the parts.
-
-        Raises the error of the first part that failed; ``RangeTooLarge`` if a worker would read much more than
-        ``most`` bytes. ``title`` describes the range to operators.
-        """
+        """Write all parts; reports in their order. Raises the first error, or ``RangeTooLarge`` far above ``most``."""
 
 
 class InProcess:

@@ -51,6 +51,8 @@ class SpanPartition(InputPartition):
     """The work of one task: spans to fetch one after another."""
 
     spans: tuple[Span, ...]
+    partition: int = 0
+    """That of a topic."""
 
 
 class OpenedLog:

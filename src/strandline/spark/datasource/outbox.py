@@ -58,10 +58,7 @@ class SparkOutbox:
 
 
 def open_outbox(options: WriteOptions) -> SparkOutbox:
-    """The outbox of a write, created if there is none; ``Unsupported`` without the option that names it.
-
-    An outbox has one target for good, and its slot says which: ``InvalidInput`` for another one.
-    """
+    """The outbox of a write, maybe new; ``Unsupported`` without one, ``InvalidInput`` for that of another log."""
     if options.outbox is None:
         raise Unsupported(
             f"Executors cannot append to {options.url} together: name an object log through which the rows pass, with "

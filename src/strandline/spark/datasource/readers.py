@@ -61,10 +61,7 @@ class StreamSlot:
         return {**self.__dict__, "_held": None}  # tasks get a copy, and hold nothing
 
     def hold(self, log: Log, since: Cursor) -> None:
-        """Claim the slot and pin everything from a cursor on, unless that is done; creates it if there is none.
-
-        ``SlotInvalid`` if it was invalidated: records that the query needs may be deleted.
-        """
+        """Claim the slot, once, and pin everything from a cursor on; ``SlotInvalid`` if that may be deleted."""
         if self._held is not None:
             return
         require(log, "read by a stream with a slot", slots=True)

@@ -102,7 +102,13 @@ def read(
         for _ in range(_TRIES):
             with contextlib.ExitStack() as undo:
                 plan = retried(lambda undo=undo: _held(source, since, upto, wanted, undo))  # type: ignore[misc]
-                _check_still_there(plan.boundary, lost)
+                for piece in plan.boundary.cold:
+                    if piece.path == lost:
+                        raise NotFound(
+                            f"The segment {piece.store}/{piece.path} is missing (offsets {piece.first} to "
+                            f"{piece.next - 1}), and its events record no removal: restore the object, or read from "
+                            "after it."
+                        )
                 found = tables.of(plan.boundary)
                 if isinstance(found, DataFrame):
                     undo.pop_all()  # the hold stays, for its time
@@ -149,15 +155,6 @@ def _planned(log: SharedLog, since: Start | None, upto: int | None, options: Rea
     if boundary.cut < end and log.hot.bounds().first > boundary.cut:
         raise NotReady(f"Offset {boundary.cut} of {options.url} moved while a read of it was being planned; ask again.")
     return _Plan(asked, skipped, boundary)
-
-
-def _check_still_there(boundary: TierBoundary, lost: str | None) -> None:
-    for piece in boundary.cold:
-        if piece.path == lost:
-            raise NotFound(
-                f"The segment {piece.store}/{piece.path} is missing (offsets {piece.first} to {piece.next - 1}), and "
-                "its events record no removal: restore the object, or read from after it."
-            )
 
 
 @dataclass(frozen=True, slots=True)

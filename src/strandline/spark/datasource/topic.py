@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from strandline.errors import InvalidInput
 from strandline.log.topic.logs import partition_address, topic_partitions
 from strandline.model.arguments import shown
 from strandline.model.cursor import Limit
-from strandline.spark.datasource.opened import log_schema
+from strandline.spark.datasource.opened import SpanPartition, log_schema
 from strandline.spark.datasource.readers import LogReader, LogStreamReader
 from strandline.spark.datasource.shaping import SPARK_SCHEMA
 from strandline.spark.failures import retried
@@ -95,14 +95,6 @@ def _column(options: ReadOptions) -> str:
     return "_partition" if options.decode else "partition"
 
 
-@dataclass(frozen=True)
-class TopicTask(InputPartition):
-    """The work of one task: a part of one partition's log."""
-
-    partition: int
-    part: InputPartition
-
-
 class _Partitions(SameVersion):
     """Reads the logs of all partitions, and adds the partition's number to the rows, if that column is requested."""
 
@@ -115,14 +107,14 @@ class _Partitions(SameVersion):
         inner = rest if rest.fields else StructType([SPARK_SCHEMA["offset"]])  # so that rows can be counted
         self._logs: list[Any] = [self._reader(one, inner) for one in options]
 
-    def _tasks(self, plans: Iterable[Sequence[InputPartition]]) -> list[InputPartition]:  # Spark requires a list
-        return [TopicTask(number, part) for number, plan in enumerate(plans) for part in plan]
+    def _tasks(self, plans: Iterable[Sequence[SpanPartition]]) -> list[InputPartition]:  # Spark requires a list
+        return [replace(task, partition=number) for number, plan in enumerate(plans) for task in plan]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The records of one task, in an executor."""
-        if not isinstance(partition, TopicTask):  # Spark's placeholder for "no partitions"
+        if not isinstance(partition, SpanPartition):  # Spark's placeholder for "no partitions"
             return
-        for batch in self._logs[partition.partition].read(partition.part):
+        for batch in self._logs[partition.partition].read(partition):
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
             columns[self._name] = pa.repeat(pa.scalar(partition.partition, pa.int32()), batch.num_rows)
             yield pa.RecordBatch.from_arrays([columns[name] for name in self._columns.names], schema=self._columns)

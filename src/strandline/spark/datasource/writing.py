@@ -176,10 +176,7 @@ class LogWriter(_Writer, DataSourceArrowWriter):
 
 
 class LogStreamWriter(_Writer, DataSourceStreamArrowWriter):
-    """One streaming query: the rows of a micro-batch become records of the log once, however often it is repeated.
-
-    The log remembers the query's last micro-batch, in the same write that lists its records.
-    """
+    """One streaming query: a micro-batch is in the log once, which remembers the last in the write that lists it."""
 
     kind = "stream"
 

@@ -65,19 +65,16 @@ class OrphanSweeper:
     def removed(self) -> int:
         """Remove orphans now; returns how many there were."""
         version = self._followed.open_again()  # other threads use the remembered handle
-        if version is None:
-            return 0
-        gone = 0
-        for path in self._orphans(version.table, self._hours):
+        gone = [] if version is None else list(self._orphans(version.table))
+        for path in gone:
             self._followed.files.remove(path)
-            gone += 1
         if gone:
-            _LOGGER.info("%d orphan files of the table %s were removed.", gone, self._followed.url)
-        return gone
+            _LOGGER.info("%d orphan files of the table %s were removed.", len(gone), self._followed.url)
+        return len(gone)
 
-    def _orphans(self, table: DeltaTable, hours: int) -> Iterator[str]:
+    def _orphans(self, table: DeltaTable) -> Iterator[str]:
         with self._followed.named_errors():
-            unused = table.vacuum(hours, dry_run=True, enforce_retention_duration=False, full=True)
+            unused = table.vacuum(self._hours, dry_run=True, enforce_retention_duration=False, full=True)
         by_version: dict[int, list[str]] = {}
         for path in unused:
             version = None if "/" in path else version_in(path)

@@ -108,11 +108,7 @@ class ReplayedFiles:
 def replayed_files(
     followed: FollowedTable[Any], letters_of: LettersOf, shape: TableShape, log_id: UUID
 ) -> ReplayedFiles | None:
-    """The table and its letters; None if there are none.
-
-    ``NotFound`` without a table, ``Diverged`` if it is not the one of the log, ``InvalidInput`` if the letters are of
-    several logs.
-    """
+    """None without letters; ``NotFound`` without a table, ``Diverged`` or ``InvalidInput`` for those of other logs."""
     stored = letters_of("").open()  # before the table: see ReplayedFiles
     version = followed.open()
     if version is None:

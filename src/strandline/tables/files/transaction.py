@@ -38,36 +38,30 @@ class FileTransaction:
         the parts have to be written again; ``Fenced`` if another follower changed it. Nothing was committed then.
         """
         with self.followed.looked_at_again(self.since.log_id):
-            self._commit(written)
-
-    def _commit(self, written: Sequence[Written]) -> None:
-        check_coverage(written, self.parts[0].takes, len(self.parts), self.since.next, self.upto.next)
-        try:
-            self.take_columns(written)
-        except Conflict as error:
-            self.abandon(error)
-            raise
-        self.bad_share.check_written(written, self.upto.next - (self.version.at or self.since).next)
-        added = [file for one in written for file in one.added]
-        removed = dict.fromkeys(path for one in written for path in one.removed)
-        try:
-            version = self.followed.created(self.version)
+            check_coverage(written, self.parts[0].takes, len(self.parts), self.since.next, self.upto.next)
+            try:
+                self.take_columns(written)
+            except Conflict as error:
+                self.abandon(error)
+                raise
+            self.bad_share.check_written(written, self.upto.next - (self.version.at or self.since).next)
+            added = [file for one in written for file in one.added]
+            removed = dict.fromkeys(path for one in written for path in one.removed)
+            try:
+                version = self.followed.created(self.version)
+                if self.letters is not None:
+                    self.letters.commit(written, version.id, self.since, self.upto)
+                self.followed.commit(version, added, removed, self.upto)
+            except Conflict:
+                self.followed.refuse_another_follower(self.since.log_id, self.version.at)
+                raise
+            self.claim.hold(self.claim.own)
+            self.bad_share.found += sum(one.bad_records for one in written)
             if self.letters is not None:
-                self.letters.commit(written, version.id, self.since, self.upto)
-            self.followed.commit(version, added, removed, self.upto)
-        except Conflict:
-            self.followed.refuse_another_follower(self.since.log_id, self.version.at)
-            raise
-        self.claim.hold(self.claim.own)
-        self.bad_share.found += sum(one.bad_records for one in written)
-        if self.letters is not None:
-            self.letters.discard_outdated(self.parts, written, version.id, self.upto)
+                self.letters.discard_outdated(self.parts, written, version.id, self.upto)
 
     def abandon(self, error: BaseException) -> None:
-        """Remove what workers wrote for a table that was never created.
-
-        If they could not read a file: ``Diverged`` if the table was removed, ``Conflict`` if it has newer files by now.
-        """
+        """Remove the files of a table never created; after unread files ``Diverged``, or ``Conflict`` if newer."""
         if self.version.is_new:
             self.followed.remove_uncommitted(self.parts[0].job)
         elif isinstance(error, StorageError | CorruptData):

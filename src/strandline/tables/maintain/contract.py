@@ -88,10 +88,7 @@ class MaintainedTable(Sink, ABC):
         return self._bad_share.found
 
     def meet(self, log: Any) -> None:
-        """Name the log that the table follows, whose codec decodes the values with ``value="log"``.
-
-        Followers and the functions of ``sl.tables`` call it.
-        """
+        """Name the log, whose codec is that of ``value="log"``. Followers and functions of ``sl.tables`` do."""
         self._logged.meet(log)
         with self._lock:
             self._refresh()

@@ -25,11 +25,7 @@ def is_in_database(address: str) -> bool:
 
 
 def sink_at(address: Address, options: Mapping[str, str] | None, **shape: Any) -> MaintainedTable:
-    """The sink of a table by its address.
-
-    ``iceberg://CATALOG/namespace.table``, ``sqlite:FILE#TABLE`` and ``postgresql://host/database#schema.table``; any
-    other address is that of a Delta table.
-    """
+    """The sink of a table by its address, as :func:`existing` takes it; Delta is what no other format's address is."""
     url = as_address(address)
     refuse_credentials(url, "PostgreSQL takes user and password from PGUSER, PGPASSWORD or its password file")
     place, _, table = url.partition("#")

@@ -8,9 +8,9 @@ otherwise the table would hold it twice, and nothing is written. Table and lette
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -196,12 +196,6 @@ def pairs_of(rows: pa.Table, offset: str, key: str | None) -> pa.Table:
     """Offset and key of each row; null without a key."""
     keys = pa.nulls(rows.num_rows, pa.binary()) if key is None else rows.column(key)
     return pa.table({"offset": rows.column(offset), "key": keys}).cast(PAIRS)
-
-
-def pairs_from(rows: Iterable[Sequence[Any]]) -> pa.Table:
-    """Offset and key of each row of a SQL statement."""
-    offsets, keys = list(zip(*rows, strict=True)) or ((), ())
-    return pa.table([pa.array(offsets, pa.int64()), pa.array(keys, pa.binary())], schema=PAIRS)
 
 
 def _firsts(offsets: pa.ChunkedArray) -> pa.Array:

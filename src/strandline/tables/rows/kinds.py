@@ -116,10 +116,7 @@ def merge_latest(old: pa.Table, changes: pa.Table, names: ColumnNames, schema: p
 
 
 def _marked(old: pa.Table, changes: pa.Table, newest: pa.Table, names: ColumnNames, schema: pa.Schema) -> pa.Table:
-    """The rows of deleted keys: their last values, with offset and time of the delete. A purge removes the values.
-
-    A delete of a key that has no row leaves none.
-    """
+    """Rows of deleted keys, if they had one: their last values, unless purged, with offset and time of the delete."""
     deletes = newest.filter(pc.not_equal(newest.column(names.op), _PUT))
     if not deletes.num_rows:
         return schema.empty_table()

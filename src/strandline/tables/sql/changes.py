@@ -27,11 +27,7 @@ class ChangePlanner:
     has_dead_letters: bool
 
     def planned(self, records: pa.Table, before: pa.Schema | None, *, is_rebuilt: bool = False) -> TableChanges:
-        """What records do to a table with the columns ``before``; None: there is no table yet.
-
-        ``BadRecord`` if too many of them have no row. ``is_rebuilt``: the records are a part of the commit, so that the
-        caller counts those.
-        """
+        """What records do to a table with these columns, or none yet. A rebuild counts bad ones of all its parts."""
         shaped = self.shaped(records)
         if shaped.bad.num_rows and not self.has_dead_letters:
             raise refused(shaped.bad)

@@ -107,10 +107,9 @@ def storable_letters(bad: pa.Table) -> pa.Table:
     >>> storable_letters(pa.table({"timestamp": times})).column(EXACT_TIME).to_pylist()
     [None, -9223372036854775808]
     """
-    times = _LETTER_TIMES
     exact = bad.column("timestamp").cast(pa.int64())
-    is_odd = times_outside(bad.column("timestamp"), times)
-    nearest = pc.max_element_wise(pc.min_element_wise(exact, times.stop - 1), times.start)
+    is_odd = times_outside(bad.column("timestamp"), _LETTER_TIMES)
+    nearest = pc.max_element_wise(pc.min_element_wise(exact, _LETTER_TIMES.stop - 1), _LETTER_TIMES.start)
     at = bad.schema.get_field_index("timestamp")
     stored = bad.set_column(at, bad.schema.field(at), nearest.cast(bad.schema.field(at).type))
     return stored.append_column(

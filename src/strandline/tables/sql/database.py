@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from strandline.errors import InvalidInput
 from strandline.tables.maintain.comparison import FIRST_DIFFERENCES, RowDifferences
-from strandline.tables.maintain.replay import pairs_from
+from strandline.tables.maintain.replay import PAIRS
 from strandline.tables.rows.kinds import ColumnNames
 from strandline.tables.rows.shape import BAD_SCHEMA
 from strandline.tables.sql.columns import (
@@ -172,7 +172,8 @@ class SqlTransaction(ABC):
         """Offset and key of the table's rows from an offset on, by the names of these columns; null without a key."""
         columns = f"{quoted(offset)}, {self.no_key if key is None else quoted(key)}"
         statement = f"SELECT {columns} FROM {self.named()} WHERE {quoted(offset)} >= $1"  # noqa: S608
-        return pairs_from(self.run(statement, since))
+        offsets, keys = list(zip(*self.run(statement, since), strict=True)) or ((), ())
+        return pa.table([pa.array(offsets, pa.int64()), pa.array(keys, pa.binary())], schema=PAIRS)
 
     def clear(self) -> None:
         """Delete all rows of the table. Others see them until the commit, which TRUNCATE does not promise."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from uuid import UUID
 
 import pyarrow as pa
 
@@ -122,9 +121,3 @@ class ReplayedSql:
                     wider = replace(self.row, schema=planned.schema, commit_id=str(CHANCE.uuid()))
                     if not transaction.store(wider, self.row):
                         raise replaced(self.expected.where)
-
-
-def replayed_sql(database: Database, expected: Expected, planner: ChangePlanner, log_id: UUID) -> ReplayedSql:
-    """The table and its letters. ``NotFound`` without a table, ``Diverged`` if it is not the one of the log."""
-    row = expected.existing(database.read_table(), log_id)
-    return ReplayedSql(database, expected, planner, row)

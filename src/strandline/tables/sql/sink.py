@@ -41,7 +41,7 @@ from strandline.tables.rows.shape import TableShape, refuse_lost_transform
 from strandline.tables.sql.changes import ChangePlanner
 from strandline.tables.sql.database import Database, SqlTransaction, TableChanges
 from strandline.tables.sql.expected import expected_pieces, record_ranges
-from strandline.tables.sql.rewriting import rebuilt_row, replayed_sql
+from strandline.tables.sql.rewriting import ReplayedSql, rebuilt_row
 from strandline.tables.sql.state import CursorRow, Expected, SeenTable
 from strandline.tables.work import Rebuild
 
@@ -269,7 +269,11 @@ class SqlSink(MaintainedTable):
                 values = transaction.letters().column("value")
         planner = self._planner(None if row is None else row.schema, values)
         planner = replace(planner, shape=planner.shape.for_letters())
-        opened = partial(replayed_sql, self._database, self._expected, planner, log.log_id)
+
+        def opened() -> ReplayedSql:
+            row = self._expected.existing(self._database.read_table(), log.log_id)
+            return ReplayedSql(self._database, self._expected, planner, row)
+
         return LetterReplay(self.where, opened, planner.shape, planner.shaped, log)
 
     def optimized(self) -> int:

@@ -30,7 +30,7 @@ from strandline.tables.rows.tombstones import Tombstones
 from strandline.tables.sql.columns import TypeOf, check_columns, times_outside
 from strandline.tables.sql.sink import SqlSink
 from strandline.tables.sql.sqlite_transaction import TIMES, SqliteTransaction, sqlite_type
-from strandline.tables.sql.state import NO_TABLE, REMEDY, SeenTable
+from strandline.tables.sql.state import REMEDY, SeenTable
 
 LOCK_SECONDS: Final = 30.0
 _MOST_COLUMNS: Final = 2_000
@@ -108,7 +108,7 @@ class SqliteDatabase:
     def read_table(self) -> SeenTable:
         """The table as it is now."""
         if not self._is_there():
-            return NO_TABLE
+            return SeenTable(None, {}, None)
         with self.reading() as transaction:
             return transaction.read_table()
 

@@ -78,9 +78,6 @@ class SeenTable:
     row: CursorRow | None
 
 
-NO_TABLE: Final = SeenTable(None, {}, None)
-
-
 @dataclass(frozen=True, slots=True)
 class Expected:
     """The state that a sink expects of its table."""
