@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -19,7 +19,7 @@ from strandline.followers.stores.append_log_file import PIECE_BYTES, PIECE_ROWS
 from strandline.formats.checksum import crc32c
 from strandline.log.read.span_tasks import records_between
 from strandline.model.cursor import Span
-from strandline.model.records import READ_SCHEMA, Op
+from strandline.model.records import READ_SCHEMA, Op, halved
 from strandline.model.sink import not_a_state
 from strandline.storage.objects.store import ObjectStore
 from strandline.tables.rows.hashing import HASH_BITS, key_hashes
@@ -61,39 +61,24 @@ class ReduceTask:
 
 def newest_records(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     """The newest record of each key, deletes too; ``NullKey`` for a record without key."""
-    newest = _NewestRecords()
+    waiting, rows, limit = list[pa.RecordBatch](), 0, _MANY_ROWS
     for batch in batches:
         if batch.column("key").null_count:
             missing = batch.filter(pc.is_null(batch.column("key")))
             raise not_a_state(missing.column("offset")[0].as_py())
-        newest.add(batch)
-    return newest.table()
+        waiting.append(batch)
+        rows += batch.num_rows
+        if rows >= limit:  # it has grown to twice its size
+            reduced = newest_per_key(pa.Table.from_batches(waiting, CHANGES))
+            waiting, rows = reduced.to_batches(), reduced.num_rows
+            limit = max(_MANY_ROWS, 2 * rows)
+    return newest_per_key(pa.Table.from_batches(waiting, CHANGES))
 
 
 def state_of(newest: pa.Table) -> pa.Table:
     """Keys and values after these records, which are the newest of their keys."""
     puts = kept_rows(newest, pc.equal(newest.column("op"), int(Op.PUT)))
     return pa.table([puts.column("key"), pc.fill_null(puts.column("value"), b"")], schema=_STATE)
-
-
-@dataclass(slots=True)
-class _NewestRecords:
-    """The newest record of each key of the batches so far; reduced when it has grown to twice its size."""
-
-    waiting: list[pa.RecordBatch] = field(default_factory=list)
-    rows: int = 0
-    limit: int = _MANY_ROWS
-
-    def add(self, batch: pa.RecordBatch) -> None:
-        self.waiting.append(batch)
-        self.rows += batch.num_rows
-        if self.rows >= self.limit:
-            reduced = self.table()
-            self.waiting, self.rows = reduced.to_batches(), reduced.num_rows
-            self.limit = max(_MANY_ROWS, 2 * self.rows)
-
-    def table(self) -> pa.Table:
-        return newest_per_key(pa.Table.from_batches(self.waiting, CHANGES))
 
 
 def _by_share(rows: pa.Table, shares: int) -> Iterator[pa.Table]:
@@ -142,7 +127,9 @@ class MergeTask:
         """Merge the share; returns the name of its object, which says how many pieces and keys it has."""
         found = [CHANGES.empty_table(), *(self._read(name) for name in self.sources)]
         state = state_of(newest_per_key(pa.concat_tables(found)))
-        pieces = list(_pieces(state))
+        # Within the limits of a piece; a row above them gets a batch of its own.
+        batches = state.to_batches(max_chunksize=PIECE_ROWS)
+        pieces = [piece for batch in batches for piece in halved(batch, PIECE_BYTES)]
         name = merged_name(self.upto, self.number, len(pieces), state.num_rows)
         self.store.put(name, _checked(_STATE, pieces))
         return name
@@ -153,22 +140,6 @@ class MergeTask:
         if not size:
             return CHANGES.empty_table()
         return _opened(self.store.get_range(name, start, size), name).read_all()
-
-
-def _pieces(state: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Cut a state into batches within the limits of a piece; a row above them gets a batch of its own."""
-    for batch in state.to_batches(max_chunksize=PIECE_ROWS):
-        yield from _halves(batch)
-
-
-def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    if batch.num_rows <= 1 or batch.nbytes <= PIECE_BYTES:
-        if batch.num_rows:
-            yield batch
-        return
-    middle = batch.num_rows // 2
-    yield from _halves(batch.slice(0, middle))
-    yield from _halves(batch.slice(middle))
 
 
 def merged_prefix(upto: int) -> str:

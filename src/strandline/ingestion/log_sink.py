@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Final, Protocol, final, runtime_checkable
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from strandline.log.contract import Handle, LogReading, require
 from strandline.log.writers.source import advancing, source_writer
 from strandline.model.cursor import Cursor
 from strandline.model.head import Receipt, SourceProof, WriterId, WriterState, proven
-from strandline.model.records import RECORD_SCHEMA, RecordSource
+from strandline.model.records import RECORD_SCHEMA, RecordSource, halved
 from strandline.model.sink import remaining
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.retry import Backoff
@@ -52,7 +53,7 @@ def pieces_of(
     """
     held: list[pa.RecordBatch] = []
     size = 0
-    for batch in _cut((batch for batch in batches if batch.num_rows), most):
+    for batch in chain.from_iterable(halved(batch, most) for batch in batches):
         first = batch.column(0)[0].as_py()
         # Records with one offset stay together: their position cannot be told apart.
         is_border = bool(held) and held[-1].column(0)[-1].as_py() != first
@@ -63,16 +64,6 @@ def pieces_of(
         size += batch.nbytes
     if held:
         yield _joined(held), upto
-
-
-def _cut(batches: Iterable[pa.RecordBatch], most: int) -> Iterator[pa.RecordBatch]:
-    """The batches; those above the limit in halves, down to single records."""
-    for batch in batches:
-        if batch.nbytes <= most or batch.num_rows == 1:
-            yield batch
-        else:
-            half = batch.num_rows // 2
-            yield from _cut((batch.slice(0, half), batch.slice(half)), most)
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.Table:

@@ -5,7 +5,7 @@ A record is a timestamp, an operation, a key, a value and headers. Readers see a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Final, TypeAlias
 
@@ -279,3 +279,17 @@ def _names_of(headers: pa.MapArray) -> pa.Array:
     ends = headers.offsets
     first = ends[0].as_py()
     return headers.keys.slice(first, ends[-1].as_py() - first)
+
+
+def halved(batch: pa.RecordBatch, size: int, rows: int = 1 << 62) -> Iterator[pa.RecordBatch]:
+    """A batch in parts of at most ``size`` bytes and ``rows`` rows, or of one row; nothing of an empty one.
+
+    By halves, not by an average: a single huge value must not affect its neighbours.
+    """
+    if batch.num_rows <= 1 or (batch.num_rows <= rows and batch.nbytes <= size):
+        if batch.num_rows:
+            yield batch
+        return
+    half = batch.num_rows // 2
+    yield from halved(batch.slice(0, half), size, rows)
+    yield from halved(batch.slice(half), size, rows)

@@ -20,7 +20,7 @@ from strandline.formats.wal.frame import MAGIC, MAX_PAYLOAD, Ending, Frame, Fram
 from strandline.log.wal.recover.walk import Hole, walk
 from strandline.model.cursor import Cursor
 from strandline.model.keyed import Updates
-from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, TIMESTAMP, no_headers
+from strandline.model.records import READ_SCHEMA, RECORD_SCHEMA, TIMESTAMP, halved, no_headers
 from strandline.model.sink import StorePosition
 from strandline.storage.disk import Disk
 
@@ -138,16 +138,7 @@ def _groups(records: pa.Table | Updates) -> list[list[pa.RecordBatch]]:
     batches = [batch for batch in records.to_batches() if batch.num_rows]
     if records.get_total_buffer_size() <= _FRAME_BYTES or records.nbytes <= _FRAME_BYTES:
         return [batches]
-    return [[half] for batch in batches for half in _halves(batch)]
-
-
-def _halves(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    if batch.nbytes <= _FRAME_BYTES or batch.num_rows == 1:
-        yield batch
-        return
-    middle = batch.num_rows // 2
-    yield from _halves(batch.slice(0, middle))
-    yield from _halves(batch.slice(middle))
+    return [[half] for batch in batches for half in halved(batch, _FRAME_BYTES)]
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from pyspark.sql.types import (
 )
 
 from strandline.errors import InvalidInput
+from strandline.model.records import halved
 
 SPARK_SCHEMA: Final = StructType(
     [
@@ -68,7 +69,7 @@ def shaped(
     pending: list[pa.RecordBatch] = []
     held = weight = 0
     for batch in batches:
-        for piece in _cut(batch, rows, size):
+        for piece in halved(batch, size, rows):
             more = piece.nbytes
             if pending and (held + piece.num_rows > rows or weight + more > size):
                 yield _joined(pending, schema)
@@ -78,17 +79,6 @@ def shaped(
             weight += more
     if pending:
         yield _joined(pending, schema)
-
-
-def _cut(batch: pa.RecordBatch, rows: int, size: int) -> Iterator[pa.RecordBatch]:
-    if batch.num_rows <= 1 or (batch.num_rows <= rows and batch.nbytes <= size):
-        if batch.num_rows:
-            yield batch
-        return
-    # By halves, not by an average: a single huge value must not affect its neighbours.
-    half = batch.num_rows // 2
-    yield from _cut(batch.slice(0, half), rows, size)
-    yield from _cut(batch.slice(half), rows, size)
 
 
 def _joined(batches: list[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from strandline.model.records import halved
+
 HEADER: Final = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER: Final = b"\xff\xff"
 PIECE_BYTES: Final = 32 << 20
@@ -34,19 +36,9 @@ def copy_data(rows: pa.Table) -> Iterator[bytes | memoryview]:
     """
     yield HEADER
     for batch in rows.to_batches():
-        for piece in _pieces(batch):
+        for piece in halved(batch, PIECE_BYTES):
             yield _encoded(piece)
     yield TRAILER
-
-
-def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    if batch.num_rows <= 1 or batch.nbytes <= PIECE_BYTES:
-        if batch.num_rows:
-            yield batch
-        return
-    half = batch.num_rows // 2
-    yield from _pieces(batch.slice(0, half))
-    yield from _pieces(batch.slice(half))
 
 
 def _encoded(batch: pa.RecordBatch) -> memoryview:
