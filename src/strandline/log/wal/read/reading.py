@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
-from typing import NoReturn, TypeVar, final
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar, final
 from urllib.parse import quote
 from uuid import UUID
 
@@ -38,7 +38,24 @@ from strandline.storage.fork_check import Origin, bound_to_process
 from strandline.values.contract import Codec
 from strandline.values.recorded import check_recorded, newest
 
+P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def _again_if_trimmed(call: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """A call that is repeated if files that it misses were trimmed meanwhile."""
+
+    @wraps(call)
+    def repeated(log: Any, /, *args: P.args, **options: P.kwargs) -> R:
+        while True:
+            first = log.bounds().first
+            try:
+                return call(log, *args, **options)
+            except NotFound:
+                if log.bounds().first == first:
+                    raise
+
+    return repeated
 
 
 @checked
@@ -95,28 +112,20 @@ class WalReading(LogReading, ABC):
         view = self.view()
         return Cursor(self._log_id, view.bounds.next, view.term)
 
+    @_again_if_trimmed
     def cursor_at(self, offset: int) -> Cursor:
         """The cursor after everything below ``offset``, with term and fingerprint if the record there is retained."""
+        bounds = self.bounds()
+        if not bounds.first < offset <= bounds.next:
+            return Cursor(self._log_id, offset)
+        frame = next(self._frames(offset - 1, offset)).frame
+        return Cursor(self._log_id, offset, frame.term, frame.fingerprint)
 
-        def read(view: View) -> Cursor:
-            if not view.bounds.first < offset <= view.bounds.next:
-                return Cursor(self._log_id, offset)
-            frame = next(self._frames(offset - 1, offset)).frame
-            return Cursor(self._log_id, offset, frame.term, frame.fingerprint)
-
-        return self._with_view(read)
-
+    @_again_if_trimmed
     def position_of(self, start: Start) -> int:
         """The offset at which a new consumer with this start begins; does not check whether it is retained."""
-
-        def read(view: View) -> int:
-            first, end = view.bounds.first, view.bounds.next
-            now = self.env.clock.now()
-            return resume.position_of(
-                start, self._log_id, view.bounds, lambda time: self._written_since(time, first, end, now)
-            )
-
-        return self._with_view(read)
+        bounds, now = self.bounds(), self.env.clock.now()
+        return resume.position_of(start, self._log_id, bounds, lambda time: self._written_since(time, bounds, now))
 
     def append_at(self, offset: int) -> StoredAppend:
         """The frame with the record at an offset; ``CursorExpired`` if it is not retained. Reads the frame."""
@@ -152,73 +161,56 @@ class WalReading(LogReading, ABC):
         frames = _agreeing(since, self._frames(since.next - looks_back, bounds.next))
         return [held.part(first, upto) for held, first, upto in plan_entries(frames, since.next, limit)]
 
+    @_again_if_trimmed
     def term_at(self, offset: Signed) -> int | None:
         """The term of the record at an offset; None if it is not retained, or not there yet.
 
         Also known for the last record before the log's start, unless that is of term 0.
         """
+        bounds = self.bounds()
+        if offset == bounds.first - 1:
+            return self._catalog.term_before(bounds.first)
+        is_there = bounds.first <= offset < bounds.next
+        return next(self._frames(offset, offset + 1)).frame.term if is_there else None
 
-        def read(view: View) -> int | None:
-            if offset == view.bounds.first - 1:
-                return self._catalog.term_before(view.bounds.first)
-            is_there = view.bounds.first <= offset < view.bounds.next
-            return next(self._frames(offset, offset + 1)).frame.term if is_there else None
-
-        return self._with_view(read)
-
+    @_again_if_trimmed
     def end_of_term(self, term: int) -> int:
         """The first retained offset with a record of a higher term, or the log's end if there is none.
 
         Terms never decrease along a log: all retained records below it are of this term or of a lower one. The cost
         does not depend on the length of the log.
         """
+        bounds, newest_term = self.view()
+        if bounds.first == bounds.next or newest_term <= term:
+            return bounds.next
+        return self._catalog.end_of_term(term, bounds.first, bounds.next)
 
-        def read(view: View) -> int:
-            first, end = view.bounds.first, view.bounds.next
-            return end if first == end or view.term <= term else self._catalog.end_of_term(term, first, end)
-
-        return self._with_view(read)
-
+    @_again_if_trimmed
     def bytes_behind(self, position: int) -> int:
         """Bytes stored from the frame with an offset on; below the first retained offset, from there.
 
         Reads little more than the files' sizes.
         """
+        bounds = self.bounds()
+        at = max(position, bounds.first)
+        return 0 if at >= bounds.next else self._catalog.bytes_behind(next(self._frames(at, at + 1)).frame)
 
-        def read(view: View) -> int:
-            at = max(position, view.bounds.first)
-            return 0 if at >= view.bounds.next else self._catalog.bytes_behind(next(self._frames(at, at + 1)).frame)
-
-        return self._with_view(read)
-
+    @_again_if_trimmed
     def _retention_start(self, retention: Retention, consumed: int | None, now: int) -> int:
         """The first offset that a policy retains; ``consumed`` is the floor of the consumers."""
+        bounds = self.bounds()
+        return retention_start(
+            retention,
+            bounds,
+            consumed,
+            written_since=lambda time: self._written_since(time, bounds, now),
+            newest=lambda size: self._catalog.newest(size, bounds.first, bounds.next),
+            now=now,
+        )
 
-        def read(view: View) -> int:
-            first, end = view.bounds.first, view.bounds.next
-            return retention_start(
-                retention,
-                view.bounds,
-                consumed,
-                written_since=lambda time: self._written_since(time, first, end, now),
-                newest=lambda size: self._catalog.newest(size, first, end),
-                now=now,
-            )
-
-        return self._with_view(read)
-
-    def _written_since(self, time: int, first: int, end: int, now: int) -> int | None:
-        return self._catalog.written_since(time // 1000, first, end, now=(now + TOLERANCE) // 1000)
-
-    def _with_view(self, read: Callable[[View], R]) -> R:
-        """Run ``read`` on the current view; repeats it if files that it misses were trimmed meanwhile."""
-        while True:
-            view = self.view()
-            try:
-                return read(view)
-            except NotFound:
-                if self.bounds().first == view.bounds.first:
-                    raise
+    def _written_since(self, time: int, bounds: Bounds, now: int) -> int | None:
+        latest = (now + TOLERANCE) // 1000
+        return self._catalog.written_since(time // 1000, bounds.first, bounds.next, now=latest)
 
 
 @final
