@@ -17,7 +17,7 @@ import pytest
 
 import strandline as sl
 from strandline.errors import CommitTimedOut, SlotInvalid, TransientStorageError, Unsupported
-from strandline.log.produce.limits import Limits
+from strandline.log.produce.shipper import Limits
 from strandline.model.head import WriterId
 from strandline.model.records import RECORD_SCHEMA
 from strandline.node.flight.client.channel import Channel

@@ -6,8 +6,7 @@ import pytest
 
 from strandline.errors import InvalidInput, StorageError
 from strandline.storage.objects.remote import ObstoreStore
-from strandline.storage.objects.settings import store_settings
-from strandline.storage.objects.urls import open_store
+from strandline.storage.objects.urls import open_store, store_settings
 from tests.servers import free_port
 
 KEYS = {"access_key_id": "me", "secret_access_key": "word", "session_token": "token", "region": "eu"}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from strandline.log.object.log import ObjectLog as ObjectLog
     from strandline.log.object.sources import forget_source as forget_source
     from strandline.log.object.sources import sources as sources
-    from strandline.log.read.decoded import read_decoded as read_decoded
+    from strandline.log.read.value_format import read_decoded as read_decoded
     from strandline.log.wal.read.reading import WalReader as WalReader
     from strandline.model.cursor import Bounds as Bounds
     from strandline.model.cursor import Limit as Limit

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from strandline.log.contract import LogReading
+from strandline.log.object.head.head_log import HeadListing
 from strandline.log.object.log import ObjectLog
-from strandline.log.object.maintain.slot_lag import HeadListing
 from strandline.log.slots.slot_lag import Listing
 from strandline.log.wal.read.reading import WalListing, WalReading
 from strandline.model.cursor import SECOND

@@ -69,7 +69,6 @@ class MemoryLog(HeadLog[MemorySpan], Produces, Closing):
     chunks: MemoryChunks
 
     def __init__(self, *, value: Codec | None = None, env: Env = SYSTEM) -> None:
-        """An empty log with a fresh identity; ``value`` is the codec of its values."""
         self._values = () if value is None else with_version((), value, "a log in memory")
         self._env = env
         self._head = Head(env.chance.uuid())

@@ -114,7 +114,6 @@ def _rewrite_all(descriptor: int, start: int, parts: Sequence[bytes | memoryview
 
 
 def _drop(waiting: list[memoryview], written: int) -> None:
-    """Drop the written bytes from the buffers."""
     while waiting and written >= len(waiting[0]):
         written -= len(waiting.pop(0))
     if written:
@@ -142,7 +141,6 @@ class LocalAppendFile:
     """A file of the local file system; closed with this object."""
 
     def __init__(self, path: str) -> None:
-        """Open the file, and create it if there is none."""
         self._path = path
         self._writer = self._descriptor = -1
         self._page: mmap.mmap | None = None
@@ -278,7 +276,6 @@ class LockFile(Closing):
     """
 
     def __init__(self) -> None:
-        """Nothing is open yet."""
         # Not the bare descriptor: a signal between two statements would leak it.
         self._file: FileIO | None = None
         self._process = os.getpid()

@@ -136,8 +136,6 @@ def _checked_seconds(seconds: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _HeldTerm:
-    """The epoch of the held lease, and the end of its term on this machine's clock."""
-
     epoch: int
     deadline: float
 

@@ -55,7 +55,6 @@ class RetryingStore:
     """
 
     def __init__(self, inner: ObjectStore, *, backoff: Backoff | None = None, env: Env = SYSTEM) -> None:
-        """Wrap ``inner``."""
         self._inner = inner
         self._backoff = backoff or Backoff()
         self._env = env

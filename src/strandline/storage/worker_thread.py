@@ -17,7 +17,6 @@ class WorkerThread(threading.Thread):
     """
 
     def __init__(self, target: Callable[..., object], *arguments: Any, name: str) -> None:
-        """Not started yet."""
         super().__init__(target=target, args=arguments, name=name, daemon=True)
         self._is_over = threading.Event()
 

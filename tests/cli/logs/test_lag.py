@@ -11,8 +11,8 @@ import pytest
 
 import strandline as sl
 from strandline.cli.logs.lag import Lag, floor_sentence, measured, note_on
+from strandline.log.object.head.head_log import HeadListing
 from strandline.log.object.head.index import StoredChunks
-from strandline.log.object.maintain.slot_lag import HeadListing
 from strandline.model.cursor import SECOND
 from strandline.model.head import Entry, Head, Pin
 from strandline.model.retention import Consumed, Forever, Invalidation, InvalidReason, Retention, SlotState

@@ -15,8 +15,8 @@ import strandline as sl
 from strandline.errors import InvalidInput, NotReady, ProducerFailed, StorageError, TransientStorageError
 from strandline.log.contract import Handle
 from strandline.log.produce.appending import AppendShipper
-from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
+from strandline.log.produce.shipper import Limits
 from strandline.log.wal.log import WalLog
 from strandline.model.head import WriterId
 from strandline.storage.clock import CHANCE, CLOCK

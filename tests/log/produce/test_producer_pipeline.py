@@ -15,7 +15,7 @@ from strandline.formats.arrow.block import Compression
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.log.object.upload import Lister, ObjectShipper
 from strandline.log.produce.committer import ListingPace
-from strandline.log.produce.limits import Limits
+from strandline.log.produce.shipper import Limits
 from strandline.model.cursor import Bounds
 from strandline.model.head import Head, Receipt, WriterId
 from strandline.model.records import Op, record_batch

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 
+from strandline.log.object.head.head_log import HeadListing
 from strandline.log.object.head.index import Chunks
-from strandline.log.object.maintain.slot_lag import HeadListing
 from strandline.log.slots import slot_lag
 from strandline.log.slots.slot_lag import SlotLag
 from strandline.model.head import Head

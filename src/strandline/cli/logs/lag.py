@@ -24,7 +24,7 @@ from strandline.cli.shared.common import QueueFormatOption, connecting
 from strandline.cli.shared.decoding import named_format
 from strandline.cli.shared.options import option
 from strandline.cli.shared.text import escaped
-from strandline.log.object.maintain.slot_lag import HeadListing
+from strandline.log.object.head.head_log import HeadListing
 from strandline.log.slots.slot_lag import records_kept, slot_lags
 from strandline.log.slots.trimming import floor as lowest
 from strandline.log.slots.trimming import pending_positions

@@ -19,7 +19,7 @@ from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Handle, LogReading, Settled
 from strandline.log.folders import FolderKind, check_missing
 from strandline.log.produce.appending import Produces, Shipping
-from strandline.log.produce.limits import Limits
+from strandline.log.produce.shipper import Limits
 from strandline.log.read.planning import check_fingerprint
 from strandline.log.read.reading import HeadPoller
 from strandline.log.read.value_format import WithoutFormat

@@ -31,7 +31,7 @@ from strandline.log.object.maintain.trimmer import GRACE, Trimmer, TrimResult
 from strandline.log.object.slots import Hold, HoldSeconds, SlotKeeper
 from strandline.log.object.upload import Lister, ObjectShipper
 from strandline.log.produce.appending import Produces, Shipping
-from strandline.log.produce.limits import Limits
+from strandline.log.produce.shipper import Limits
 from strandline.log.read.planning import clipped, known_columns
 from strandline.log.read.reading import HeadPoller
 from strandline.model.addresses import Address, ParsedAddress

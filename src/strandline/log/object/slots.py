@@ -375,7 +375,6 @@ class ObjectSlot:
 
 
 def _renewed(state: SlotState, before: SlotState, position: int, now: int, born: int, expires: int | None) -> SlotState:
-    """A new slot under a name that was used before."""
     return rules.reset(replace(state, expires=None), before, position, now, born, expires=expires)
 
 

@@ -223,8 +223,6 @@ class StagedAppend:
         return True
 
     def _copied(self, batches: Sequence[BatchListing], generation: int) -> list[BatchListing]:
-        """The batches, copied to where those of this generation belong."""
-
         def copied(batch: BatchListing) -> BatchListing:
             location = f"batches/{generation:016d}/{self.env.chance.uuid().hex}.batch"
             try:

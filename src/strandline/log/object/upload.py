@@ -155,6 +155,14 @@ def _cut(batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
     return [batch.slice(at, PAGE_ROWS) for at in range(0, batch.num_rows, PAGE_ROWS)]
 
 
+@contextmanager
+def _same_log() -> Iterator[None]:
+    try:
+        yield
+    except OtherLogsHead as error:
+        raise Diverged(f"{error} The log was replaced, and nothing was appended: open it again.") from error
+
+
 class Lister:
     """Puts batch objects and lists them in the head."""
 
@@ -179,7 +187,7 @@ class Lister:
 
     def put(self, batch: Sealed[BatchListing]) -> Sealed[BatchListing]:
         """Write the object under a fresh name of the generation last seen; durable when it returns."""
-        with self._same_log():
+        with _same_log():
             generation = self.known().generation
         location = f"batches/{generation:016d}/{self._env.chance.uuid().hex}.batch"
         self._store.put(location, batch.parts)
@@ -225,11 +233,8 @@ class Lister:
                 self._listed(replace)
         return head
 
-    def _listed(self, edit: Callable[[Head], Head]) -> Head:
-        with self._same_log():
-            return self._edited(edit)
-
-    def _edited(self, listing: Callable[[Head], Head]) -> Head:
+    @_same_log()
+    def _listed(self, listing: Callable[[Head], Head]) -> Head:
         self._read_if_crowded()
         lost = self.cell.conflicts
         spills = plan_spills(self.known())  # a writer of single batches must keep the head small, too
@@ -252,13 +257,6 @@ class Lister:
             self._store.put(chunk_path(spill.reference, spill.level), encode_chunk(spill.items, spill.level))
 
         side_by_side(put, spills, threads=_MANY, name="strandline-chunks")
-
-    @contextmanager
-    def _same_log(self) -> Iterator[None]:
-        try:
-            yield
-        except OtherLogsHead as error:
-            raise Diverged(f"{error} The log was replaced, and nothing was appended: open it again.") from error
 
     @property
     def crowded(self) -> bool:

@@ -12,9 +12,8 @@ import pyarrow as pa
 
 from strandline.errors import ExpectationFailed, InvalidInput, OutcomeUnknown, OutOfOrder, StrandlineError
 from strandline.log.contract import Handle
-from strandline.log.produce.limits import Limits
 from strandline.log.produce.producer import Producer
-from strandline.log.produce.shipper import Draft, Sealed, Shipper
+from strandline.log.produce.shipper import Draft, Limits, Sealed, Shipper
 from strandline.log.produce.typed import ValueEncoder
 from strandline.log.read.value_format import named_codec
 from strandline.model.arguments import Positive, checked

@@ -12,7 +12,6 @@ from typing import Any, Final, Never, Self
 from strandline.errors import InvalidInput, Unsupported
 from strandline.log.produce.committer import Committer
 from strandline.log.produce.handles import BatchHandle, ProduceHandle, RecordHandle, placed_page
-from strandline.log.produce.limits import Limits
 from strandline.log.produce.rows import (
     BY_NAME,
     CALL,
@@ -29,7 +28,7 @@ from strandline.log.produce.rows import (
     microseconds_of,
     page_of_records,
 )
-from strandline.log.produce.shipper import Shipper
+from strandline.log.produce.shipper import Limits, Shipper
 from strandline.log.produce.state import State
 from strandline.log.produce.typed import TYPES, ValueEncoder
 from strandline.model.arguments import checked
@@ -278,7 +277,6 @@ class Producer(Closing):
 
 
 def _refused(metadata: object, most: int) -> InvalidInput:
-    """Why a ``produce`` call cannot have this metadata."""
     if most or type(metadata) is not bytes:
         return InvalidInput(f"Metadata is at most {most:,} bytes: it is stored in the head.")
     return Unsupported(

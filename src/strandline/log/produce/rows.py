@@ -175,7 +175,6 @@ def page_of(piece: BatchRows) -> pa.RecordBatch:
 
 
 def _flat(rows: list[Row | Call]) -> list[Row]:
-    """Each record as a row of its own."""
     found: list[Row] = []
     for row in rows:
         if row[1] in _CALLS:

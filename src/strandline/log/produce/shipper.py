@@ -1,4 +1,4 @@
-"""Shippers: how a producer builds batches, sends them to its log, and learns that they are listed."""
+"""Shippers: how a producer builds batches, sends them to its log, and learns that they are listed; and its limits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import ClassVar, Final, Generic, TypeVar
 
 import pyarrow as pa
 
+from strandline.errors import InvalidInput
 from strandline.model.head import MetadataRanges, Receipt
 from strandline.model.records import MAX_BATCH_BYTES, MAX_RECORD_BYTES
 
@@ -19,6 +20,25 @@ RANGE_BYTES: Final = 16
 
 MAX_METADATA: Final = 1 << 14
 """A batch is closed when it has so much metadata, which is stored in the head; no single piece may be larger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When batches are closed, how many are uploaded at a time, and when appenders wait."""
+
+    batch_bytes: int = 64 << 20
+    linger: float = 0.1
+    budget: int = 256 << 20
+    block: bool = True
+    uploads: int = 8
+
+    def __post_init__(self) -> None:
+        least = min(self.batch_bytes, self.budget, self.uploads)
+        if least < 1 or self.linger < 0 or self.batch_bytes > MAX_RECORD_BYTES:
+            raise InvalidInput(
+                "batch_bytes, budget and uploads must be at least 1, linger not negative, and batch_bytes at most "
+                f"{MAX_RECORD_BYTES:,}."
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from strandline.errors import BufferFull, ExpectationFailed, ProducerClosed, ProducerFailed
 from strandline.log.produce.handles import BatchOutcome, Page
-from strandline.log.produce.limits import Limits
 from strandline.log.produce.rows import (
     FIRST_PAGE,
     PAGE_BYTES,
@@ -27,7 +26,7 @@ from strandline.log.produce.rows import (
     page_of,
     tickets_of,
 )
-from strandline.log.produce.shipper import MAX_METADATA, Shipper
+from strandline.log.produce.shipper import MAX_METADATA, Limits, Shipper
 from strandline.log.produce.uploads import Batch, Uploads
 from strandline.model.head import MetadataRanges, Receipt
 from strandline.storage.clock import CLOCK
@@ -93,7 +92,6 @@ class State:
     def __init__(
         self, shipper: Shipper[Any, Any], limits: Limits, *, writer: UUID, number: int, env: Env, origin: Origin
     ) -> None:
-        """Number batches from ``number`` on."""
         self.shipper = shipper
         self.now_ns: Callable[[], int] = env.clock.now_ns
         self.next_ticket: Callable[[], int] = count().__next__

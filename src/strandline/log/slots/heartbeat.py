@@ -107,7 +107,6 @@ class SlotHeartbeat:
         self._seen = now
 
     def _limits(self) -> SlotLimits | None:
-        """The current limits; None if the log has none."""
         return self._log.slot_limits() if isinstance(self._log, Limited) else None
 
     def _run(self) -> None:

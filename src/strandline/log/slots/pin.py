@@ -25,7 +25,6 @@ class SlotPin:
     """
 
     def __init__(self, log: Log, slot: str, env: Env) -> None:
-        """Nothing is pinned yet."""
         self._log = log
         self._slot = slot
         self._env = env

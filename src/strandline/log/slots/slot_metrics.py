@@ -52,7 +52,6 @@ class SlotMetrics:
     """Metrics of one log; those of slots that are gone are removed."""
 
     def __init__(self, log: str) -> None:
-        """``log`` is its label. Nothing is set yet."""
         self._log = log
         self._names: frozenset[str] = frozenset()
 

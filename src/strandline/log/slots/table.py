@@ -42,7 +42,6 @@ class SlotTable:
     def __init__(
         self, log_id: UUID, slots: Iterable[SlotState], bounds: Callable[[], Bounds], *, origin: Origin, env: Env
     ) -> None:
-        """The slots of a log with these ``bounds``."""
         self.log_id = log_id
         self._slots = {state.name: state for state in slots}
         self._bounds = bounds

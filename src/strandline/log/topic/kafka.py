@@ -40,8 +40,6 @@ _STEP: Final = 0.05
 
 
 class _Batch:
-    """Messages in flight, and their offsets."""
-
     def __init__(self, count: int) -> None:
         self.offsets = [-1] * count
         self.error: Any = None

@@ -261,7 +261,6 @@ def _read_count(store: ObjectStore) -> int | None:
 
 
 def _create(store: ObjectStore, partition_count: int) -> int:
-    """Store the number of partitions if none is stored; returns the stored number."""
     try:
         store.put_if(_IDENTITY, encode_topic(partition_count), ABSENT)
     except (AlreadyExists, TransientStorageError):

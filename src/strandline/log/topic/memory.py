@@ -98,7 +98,6 @@ class MemoryTopic(LogTopic):
     """
 
     def __init__(self, partition_count: int, *, env: Env = SYSTEM) -> None:
-        """An empty topic of ``partition_count`` partitions, at least one."""
         self._partitions = [_Messages(env.chance.uuid()) for _ in range(check_count(partition_count))]
         logs = cast("list[Log]", self._partitions)
         super().__init__(logs, publishers=self._partitions, pieces=IN_MEMORY, polling=None, env=env)

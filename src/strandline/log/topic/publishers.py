@@ -51,8 +51,6 @@ class WalPublisher:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """Messages that a caller waits for to be durable."""
-
     values: Sequence[bytes]
     first: int | None = None
     error: BaseException | None = None

@@ -192,7 +192,6 @@ class LogTopicSubscription:
         return messages
 
     def _fetch(self, followed: _Followed) -> None:
-        """Read the next piece of a log, if there is one."""
         log, cursor = followed.log, Cursor(followed.log.log_id, followed.position)
         try:
             if not followed.is_reached:
@@ -235,8 +234,10 @@ class LogTopicSubscription:
         """Deliver a partition from an offset on, unless it is delivered already."""
         check_partition(partition, len(self._logs))
         check_start(start)
-        if self._is_assigned(partition):
-            return
+        with self._lock:
+            self._check_open()
+            if partition in self._followed:
+                return
         log = self._logs[partition]
         if start < (first := log.bounds().first):
             raise offset_expired(partition, start, first)
@@ -247,11 +248,6 @@ class LogTopicSubscription:
             self._followed[partition] = _Followed(partition, log, start)
             self._due[partition] = None
         self._woken.set()
-
-    def _is_assigned(self, partition: int) -> bool:
-        with self._lock:
-            self._check_open()
-            return partition in self._followed
 
     def _check_open(self) -> None:
         if self._closed:

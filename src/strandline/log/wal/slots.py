@@ -87,13 +87,11 @@ class WalSlots(SlotTable):
 
     def trim_floor(self) -> int | None:
         """The offset up to which the log may be trimmed."""
-        with self._lock:
-            return trimming.trim_floor(self.proven())
+        return trimming.trim_floor(self.proven())
 
     def consumed_floor(self) -> int | None:
         """The offset below which every consumer has passed; None without a consumer."""
-        with self._lock:
-            return trimming.consumed_floor(self.proven())
+        return trimming.consumed_floor(self.proven())
 
     def proven(self) -> list[SlotState]:
         """The slots without a tierer's position that belongs to another history: the log may have been restored."""

@@ -16,7 +16,7 @@ from strandline.errors import Conflict, CorruptData, InvalidInput, NotFound, Tra
 from strandline.model.cursor import MILLISECOND, Cursor
 from strandline.storage.disk import limit_rights
 from strandline.storage.env import Env
-from strandline.storage.objects.settings import store_settings
+from strandline.storage.objects.urls import store_settings
 from strandline.tables.delta.files import DeltaFiles, address_in_letters, table_folder
 from strandline.tables.delta.history import (
     NOBODY,

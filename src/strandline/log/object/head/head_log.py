@@ -1,21 +1,25 @@
-"""Reading half of a log that a head describes: the object log, and the log in memory."""
+"""Reading half of a log that a head describes (the object log, and the log in memory), and its listing for slot lag."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar, final
 from uuid import UUID
 
 from strandline.errors import NotReady
 from strandline.log.contract import LogReading
 from strandline.log.object.head.edits import bounds_of
-from strandline.log.object.head.index import Chunks, entries_from, entries_listed_since
+from strandline.log.object.head.index import Chunks, bytes_from, entries_from, entries_listed_since, start_of_newest
 from strandline.log.read.planning import entries_after, plan_entries
 from strandline.log.slots import resume
+from strandline.log.slots.trimming import retention_start
 from strandline.log.writers.source import known_as
 from strandline.model.arguments import checked
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Span, Start
 from strandline.model.head import Entry, Head, StoredAppend, WriterId, WriterState
+from strandline.model.retention import Retention
 
 S = TypeVar("S", bound=Span)
 
@@ -70,12 +74,7 @@ class HeadLog(LogReading, ABC, Generic[S]):
     def position_of(self, start: Start) -> int:
         """The offset at which a new consumer with this start begins; does not check whether it is retained."""
         head = self.head()
-
-        def listed_since(time: int) -> int | None:
-            entry = next(entries_listed_since(head, time, self.chunks), None)
-            return None if entry is None else entry.first
-
-        return resume.position_of(start, self.log_id, bounds_of(head), listed_since)
+        return resume.position_of(start, self.log_id, bounds_of(head), partial(_listed_since, head, self.chunks))
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> list[S]:
         """The spans to fetch after a cursor; see :class:`~strandline.log.contract.Log`."""
@@ -104,3 +103,43 @@ class HeadView(HeadLog[S]):
 
     def _span(self, entry: Entry, first: int, end: int) -> S:
         return self._log._span(entry, first, end)  # noqa: SLF001 - the same class
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class HeadListing:
+    """Satisfies :class:`~strandline.log.slots.slot_lag.Listing`; reads at most one chunk of each level per position."""
+
+    head: Head
+    chunks: Chunks
+    now: int
+
+    @property
+    def bounds(self) -> Bounds:
+        """The retained offsets."""
+        return Bounds(self.head.floor, self.head.next_offset)
+
+    def bytes_from(self, position: int) -> int:
+        """Stored bytes of the batches from a position on."""
+        return bytes_from(self.head, position, self.chunks)
+
+    def written_at(self, position: int) -> int | None:
+        """When the batch with this offset was listed, in microseconds; None at the end."""
+        entry = next(entries_from(self.head, position, self.chunks), None)
+        return None if entry is None else entry.listed
+
+    def policy_start(self, retention: Retention, consumed: int | None) -> int:
+        """The first offset that a policy retains; a batch that begins below may hold it."""
+        return retention_start(
+            retention,
+            self.bounds,
+            consumed,
+            written_since=partial(_listed_since, self.head, self.chunks),
+            newest=lambda size: start_of_newest(self.head, size, self.chunks),
+            now=self.now,
+        )
+
+
+def _listed_since(head: Head, chunks: Chunks, time: int) -> int | None:
+    entry = next(entries_listed_since(head, time, chunks), None)
+    return None if entry is None else entry.first

@@ -31,6 +31,7 @@ from strandline.log.object.head.edits import (
     plan_cut,
     set_back,
 )
+from strandline.log.object.head.head_log import HeadListing
 from strandline.log.object.head.index import (
     DeletedObject,
     Listed,
@@ -43,7 +44,6 @@ from strandline.log.object.head.index import (
     references_of,
 )
 from strandline.log.object.maintain.clocks import Clocks, compare_clocks
-from strandline.log.object.maintain.slot_lag import HeadListing
 from strandline.log.object.slots import Members, SlotKeeper
 from strandline.log.object.staging import FOLDER as STAGED
 from strandline.log.object.staging import KEPT_SECONDS

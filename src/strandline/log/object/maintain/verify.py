@@ -61,8 +61,6 @@ def check_object_log(log: ObjectLog) -> Verification:
 
 
 class _ObjectLogCheck:
-    """One check of an object log, by its head as it was at the start."""
-
     def __init__(self, log: ObjectLog, head: Head, found: Verification) -> None:
         self._log = log
         self._head = head

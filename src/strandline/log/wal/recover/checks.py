@@ -323,14 +323,11 @@ def _ends_badly(facts: FileCheck) -> bool:
 
 
 def _damage(facts: FileCheck, problem: FileProblem) -> Finding:
-    what = (
-        "Upgrade strandline"
-        if problem.kind is FindingKind.VERSION
-        else "Restore the file: acknowledged records are affected"
-    )
-    message = f"{facts.path} is damaged at byte {problem.at} (offset {problem.offset}): {problem.why}. {what}."
     if problem.kind is FindingKind.VERSION:
-        message = f"{facts.path} cannot be read from byte {problem.at} on: {problem.why}. {what}."
+        message = f"{facts.path} cannot be read from byte {problem.at} on: {problem.why}. Upgrade strandline."
+    else:
+        where = f"{facts.path} is damaged at byte {problem.at} (offset {problem.offset})"
+        message = f"{where}: {problem.why}. Restore the file: acknowledged records are affected."
     return Finding(Severity.DAMAGE, problem.kind, facts.path, message, problem.at)
 
 

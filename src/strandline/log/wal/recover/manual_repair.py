@@ -146,7 +146,6 @@ def repair_log(
 
 
 def _set_slots_aside(folder: str, *, disk: Disk) -> None:
-    """Set unreadable slots aside, for inspection."""
     number = 0
     while True:
         try:

@@ -68,8 +68,6 @@ def verify(folder: str, *, env: Env, on_progress: OnProgress | None = None) -> W
 
 @dataclass(slots=True)
 class _Verifier:
-    """One verification of a log."""
-
     _folder: str
     _disk: Disk
     _clock: Clock
@@ -148,7 +146,6 @@ class _Verifier:
         return mark
 
     def _others(self, rows: list[FolderRow], firsts: list[int]) -> Iterator[Finding]:
-        """Other files in the folder."""
         for row in rows:
             path = f"{self._folder}/{row.name}"
             of = _OF_FILE.fullmatch(row.name)

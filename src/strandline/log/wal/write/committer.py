@@ -137,7 +137,6 @@ class GroupCommitter:
         return group, run
 
     def _wake_thread(self) -> None:
-        """Wake the thread if it sleeps."""
         if self._asleep:
             self._asleep = False
             self._wake.release()
@@ -266,7 +265,6 @@ class GroupCommitter:
         return True
 
     def _settle(self, group: CommitGroup | None) -> None:
-        """Mark a group as durable, and wake its waiters."""
         if group is None:
             return
         group.settle()

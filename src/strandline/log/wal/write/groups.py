@@ -322,7 +322,6 @@ class NumberedAppends:
     __slots__ = ("_last",)
 
     def __init__(self, writers: Mapping[WriterId, WriterState]) -> None:
-        """Begin with appends that are durable."""
         self._last = {writer: (state, _DURABLE) for writer, state in writers.items()}
 
     def last(self, writer: WriterId) -> tuple[WriterState, CommitGroup] | None:

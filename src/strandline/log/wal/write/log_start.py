@@ -41,7 +41,6 @@ class LogStart:
         *,
         env: Env,
     ) -> None:
-        """The parts of an open log; nothing is done yet."""
         self._folder = folder
         self._slots = slots
         self._journal = journal
