@@ -176,12 +176,13 @@ def contents(path: Address, *, disk: Disk) -> Contents:
             is_spool = bare.endswith(SPOOL_SUFFIX) or first == FRAME_MAGIC
             return Contents(named, {FolderKind.SPOOL if is_spool else FolderKind.FILE: ()})
     found: dict[FolderKind, tuple[str, ...]] = recognise(rows, _first_bytes(bare, disk=disk))
-    if not rows and not _is_folder(bare, disk=disk):
+    place = PurePath(bare)
+    if not rows and not any(row.name == place.name and row.is_folder for row in disk.scan(str(place.parent))):
         found = {FolderKind.ABSENT: ()}
     if set(found) <= {FolderKind.EMPTY, FolderKind.ABSENT}:
         with contextlib.suppress(NotFound):
             disk.size(bare + SPOOL_SUFFIX)
-            found = {FolderKind.SPOOL: (f"../{PurePath(bare).name}{SPOOL_SUFFIX}",)}
+            found = {FolderKind.SPOOL: (f"../{place.name}{SPOOL_SUFFIX}",)}
     return Contents(named, found)
 
 
@@ -191,11 +192,6 @@ def _first_bytes(folder: str, *, disk: Disk) -> dict[str, bytes]:
         with contextlib.suppress(NotFound):
             firsts[name] = disk.read(f"{folder}/{name}", 0, FIRST_BYTES)
     return firsts
-
-
-def _is_folder(path: str, *, disk: Disk) -> bool:
-    named = PurePath(path)
-    return any(row.name == named.name and row.is_folder for row in disk.scan(str(named.parent)))
 
 
 OPENED_WITH: Final = {
@@ -325,28 +321,17 @@ def _refuse_beside_table(
         )
 
 
-def check_new_in_bucket(url: str, kind: FolderKind, first_bytes: Callable[[str], bytes | None]) -> None:
-    """``WrongKind`` if this kind would be created at a prefix of a bucket where another one is.
+def check_new_in_store(store: ObjectStore, kind: FolderKind) -> None:
+    """``WrongKind`` if this kind would be created in an object store where another one is.
 
     A listing of a bucket may be long: only the objects that identify a kind are read.
-
-    ``first_bytes`` returns the first bytes of the object with a name below the prefix, or None if there is none.
     """
-    firsts = {name: found for name in _IN_BUCKETS if (found := first_bytes(name)) is not None}
+    firsts = {}
+    for name in _IN_BUCKETS:
+        with contextlib.suppress(NotFound):
+            firsts[name] = bytes(store.get(name).data[:FIRST_BYTES])
     rows = {FolderRow(name.partition("/")[0], "/" in name) for name in firsts}
-    _refuse_new(Contents(url, recognise(rows, firsts)), kind, "path")
-
-
-def check_new_in_store(store: ObjectStore, kind: FolderKind) -> None:
-    """``WrongKind`` if this kind would be created in an object store where another one is."""
-
-    def first_bytes(name: str) -> bytes | None:
-        try:
-            return bytes(store.get(name).data[:FIRST_BYTES])
-        except NotFound:
-            return None
-
-    check_new_in_bucket(store.url, kind, first_bytes)
+    _refuse_new(Contents(store.url, recognise(rows, firsts)), kind, "path")
 
 
 def _refuse_new(there: Contents, kind: FolderKind, place: str) -> None:

@@ -156,8 +156,24 @@ class DescribedSpan(Protocol):
         """The timestamps and keys of its records."""
 
 
+class OffsetRange(Protocol):
+    """A stored batch, or a piece of a plan: which offsets it holds, and how many bytes."""
+
+    @property
+    def first(self) -> int:
+        """The offset of its first record."""
+
+    @property
+    def next(self) -> int:
+        """One past the offset of its last record."""
+
+    @property
+    def size(self) -> int:
+        """Its stored bytes."""
+
+
 @runtime_checkable
-class Span(Protocol):
+class Span(OffsetRange, Protocol):
     """A picklable, stateless piece of a plan: offsets ``first`` up to and without ``next``.
 
     Safe in threads, other processes and Spark executors. Fetching twice gives equal batches. A span may also have
@@ -167,18 +183,6 @@ class Span(Protocol):
     - ``join(following)``, both as one span, if they can be fetched in one call; else None;
     - ``numbers_batches``, true if its offset numbers a batch, and is that of all its records.
     """
-
-    @property
-    def first(self) -> int:
-        """The first offset that :meth:`fetch` returns."""
-
-    @property
-    def next(self) -> int:
-        """One past the last offset that :meth:`fetch` returns."""
-
-    @property
-    def size(self) -> int:
-        """The stored bytes to read for it."""
 
     def fetch(self, columns: Sequence[str] | None = None) -> list[pa.RecordBatch]:
         """Read and check the span: batches of :data:`~strandline.model.records.READ_SCHEMA`, in offset order.

@@ -9,24 +9,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import pyarrow as pa
 
 from strandline.errors import Diverged, InvalidInput
-from strandline.model.cursor import Cursor, Limit, Span
+from strandline.model.cursor import Cursor, Limit, OffsetRange, Span
 from strandline.model.records import READ_SCHEMA
-
-
-class OffsetRange(Protocol):
-    """A stored batch: which offsets it holds, and how many bytes."""
-
-    @property
-    def first(self) -> int:
-        """The offset of its first record."""
-
-    @property
-    def next(self) -> int:
-        """One past the offset of its last record."""
-
-    @property
-    def size(self) -> int:
-        """Its stored bytes."""
 
 
 class Fingerprinted(Protocol):

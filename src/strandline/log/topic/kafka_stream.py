@@ -239,8 +239,7 @@ class KafkaSubscription:
         check_partition(partition, self._partition_count)
         check_start(start)
         with self._lock:
-            if self._closed:
-                raise ConsumerClosed("The subscription is closed: no partition was added.")
+            self._check_open()
             if partition in self._tracks:
                 return
         bounds = self._bounds(partition, self._timeout)
@@ -249,11 +248,14 @@ class KafkaSubscription:
         if not isinstance(position, int):
             raise position
         with self._lock:
-            if self._closed:
-                raise ConsumerClosed("The subscription is closed: no partition was added.")
+            self._check_open()
             if partition not in self._tracks:
                 self._consumer.incremental_assign([self._place(partition, position)])
                 self._tracks[partition] = track
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConsumerClosed("The subscription is closed: no partition was added.")
 
     def remove(self, partition: int) -> None:
         """Deliver nothing more of a partition."""

@@ -95,21 +95,18 @@ class BatchingPublisher:
             if sends := not mine.is_settled:
                 self._sending = True
         if sends:
-            self._send_until(mine)
+            try:
+                while not mine.is_settled:
+                    self._send()
+            finally:
+                with self._changed:
+                    self._sending = False
+                    self._changed.notify_all()
         if mine.error is not None:
             raise mine.error
         if mine.first is None:
             raise AssertionError("a settled message has an offset or an error")
         return mine.first
-
-    def _send_until(self, mine: _Waiting) -> None:
-        try:
-            while not mine.is_settled:
-                self._send()
-        finally:
-            with self._changed:
-                self._sending = False
-                self._changed.notify_all()
 
     def _send(self) -> None:
         """Append one batch of the longest-waiting messages."""

@@ -192,13 +192,12 @@ def frames(found: WalFolder, *, env: Env = SYSTEM) -> Iterator[FrameRow]:
         path = f"{found.folder}/{file.file}"
         try:
             for piece in walk(path, env.disk.size(path), is_own=is_own, disk=env.disk):
-                yield _hole(file.file, piece) if isinstance(piece, Hole) else _frame(file.file, piece)
+                if isinstance(piece, Hole):
+                    yield FrameRow(file.file, piece.at, piece.upto - piece.at, problem=piece.why)
+                else:
+                    yield _frame(file.file, piece)
         except NotFound:
             continue  # trimmed meanwhile
-
-
-def _hole(file: str, hole: Hole) -> FrameRow:
-    return FrameRow(file, hole.at, hole.upto - hole.at, problem=hole.why)
 
 
 def _frame(file: str, frame: Frame) -> FrameRow:

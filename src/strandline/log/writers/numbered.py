@@ -167,7 +167,10 @@ class NumberedWriter:
                 return receipt
             attempt += 1
             expired = isinstance(failure, WriterExpired) and not in_doubt
-            if attempt >= self.retries.attempts or not (expired or _may_be_repeated(failure)):
+            may_help = failure.retryable or isinstance(failure, OutcomeUnknown)
+            if attempt >= self.retries.attempts or not (
+                expired or (may_help and not isinstance(failure, CommitTimedOut))
+            ):
                 break
             if expired:
                 writer, number = self._fresh_id()  # all its appends were answered: the old id is not needed
@@ -191,7 +194,3 @@ class NumberedWriter:
 
     def _fresh_id(self) -> tuple[WriterId, int]:
         return WriterId(self.env.chance.uuid()), 0
-
-
-def _may_be_repeated(error: StrandlineError) -> bool:
-    return (error.retryable or isinstance(error, OutcomeUnknown)) and not isinstance(error, CommitTimedOut)

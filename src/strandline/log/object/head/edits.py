@@ -66,23 +66,19 @@ def bounds_of(head: Head) -> Bounds:
 
 def list_batches(head: Head, listings: Sequence[BatchListing], now: int) -> Head:
     """The head with one writer's batches listed in order; batches that are listed already are skipped."""
-    for listing in listings:
-        head = _list_one(head, listing, now)
+    for new in listings:
+        check_source_number(new.writer, new.number)
+        writer, number = remembered(new.writer, new.number)
+        last = head.writers.get(writer)
+        if last is not None and number <= last.number:
+            continue
+        check_number(new.writer, new.number, last, known=head.writers, forgotten=new.born < head.writers_floor)
+        _check_end(head, new.expect)
+        head = _with_entries(head, [new], now)
+        entry, proof = head.tail[-1], proof_of(new.writer)
+        state = WriterState(number, entry.sequence, entry.first, entry.count, entry.listed, proof)
+        head = _remember(head, writer, state)
     return head
-
-
-def _list_one(head: Head, new: BatchListing, now: int) -> Head:
-    check_source_number(new.writer, new.number)
-    writer, number = remembered(new.writer, new.number)
-    last = head.writers.get(writer)
-    if last is not None and number <= last.number:
-        return head
-    check_number(new.writer, new.number, last, known=head.writers, forgotten=new.born < head.writers_floor)
-    _check_end(head, new.expect)
-    head = _with_entries(head, [new], now)
-    entry = head.tail[-1]
-    proof = proof_of(new.writer)
-    return _remember(head, writer, WriterState(number, entry.sequence, entry.first, entry.count, entry.listed, proof))
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ from strandline.log.slots.slot_metrics import report_invalid
 from strandline.log.slots.trimming import ColdTierProof, consumed_floor, proven, retained_first, trim_floor, trim_to
 from strandline.model.cursor import SECOND
 from strandline.model.head import Cut, Entry, Head, Trimmed
-from strandline.model.retention import TIER_SLOT, MaxAge, Retention, SlotLimits, SlotState
+from strandline.model.retention import TIER_SLOT, MaxAge, SlotLimits, SlotState
 from strandline.model.segments import COLD_FILE
 from strandline.storage import metrics
 from strandline.storage.objects.store import ObjectInfo
@@ -150,7 +150,11 @@ class Trimmer:
             done.floor = head.floor
             floor = trim_floor(members.states, members.pending)
             consumed = consumed_floor(members.states)
-            wanted = trim_to(self._policy_start(head, identity.retention, consumed, clocks), floor)
+            policy = head.floor
+            if clocks.may_expire or not isinstance(identity.retention, MaxAge):
+                listing = HeadListing(head, self.slots.chunks, clocks.earliest())
+                policy = listing.policy_start(identity.retention, consumed)
+            wanted = trim_to(policy, floor)
             if wanted <= head.floor:  # slots may be below it, in the cold tier
                 return
             upto = self._boundary(head, wanted)
@@ -159,11 +163,6 @@ class Trimmer:
         raise Contended(
             f"{self.slots.head.where} changed at each of {_TRIES} tries to trim the log; nothing was trimmed."
         )
-
-    def _policy_start(self, head: Head, retention: Retention, consumed: int | None, clocks: Clocks) -> int:
-        if isinstance(retention, MaxAge) and not clocks.may_expire:
-            return head.floor
-        return HeadListing(head, self.slots.chunks, clocks.earliest()).policy_start(retention, consumed)
 
     def _try_trim(self, head: Head, members: Members, upto: int, done: TrimResult, clocks: Clocks) -> bool:
         cut = plan_cut(head, upto)

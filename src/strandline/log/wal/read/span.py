@@ -145,15 +145,12 @@ class WalSpan:
         numbered = clipped(with_offsets(batches, self.frame.first), self.first, self.next)
         return numbered if columns is None else [batch.select(known_columns(columns)) for batch in numbered]
 
-    def batch(self) -> LogBatch:
+    def batch(self, data: memoryview | None = None) -> LogBatch:
         """The whole frame as it was written, even if the span is a part of it: a replica appends it.
 
-        Raises as :meth:`fetch` does. Frames in memory are neither read nor copied.
+        Raises as :meth:`fetch` does. Frames in memory are neither read nor copied; ``data`` are the frame's bytes, if
+        they are read already.
         """
-        return self.batch_in(None)
-
-    def batch_in(self, data: memoryview | None) -> LogBatch:
-        """The same, from the bytes of the frame if they are read already."""
         frame = self.frame
         if self.cached is not None:
             return batch_of(frame, self.cached)
@@ -235,7 +232,7 @@ def whole_batches(spans: Sequence[WalSpan]) -> list[LogBatch]:
         else:
             start, last = run[0].frame.position, run[-1].frame
             data = run[0].bytes_at(start, last.position + last.size - start)
-            batches += [span.batch_in(data[span.frame.position - start :][: span.frame.size]) for span in run]
+            batches += [span.batch(data[span.frame.position - start :][: span.frame.size]) for span in run]
         at = end
     return batches
 

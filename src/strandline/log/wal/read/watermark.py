@@ -112,19 +112,16 @@ class Published:
                     return True
                 (self._waiters if written is None else self._early).append(waiter)
             if not waiter.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
-                self._stop_waiting(waiter)
+                with self._lock:
+                    for waiters in (self._waiters, self._early):  # in neither, if it was just woken
+                        with contextlib.suppress(ValueError):
+                            waiters.remove(waiter)
             if self._is_past(past, written):
                 return True
         return False
 
     def _is_past(self, durable: int, written: int | None) -> bool:
         return self.view.bounds.next > durable or (written is not None and self._written > written)
-
-    def _stop_waiting(self, waiter: threading.Lock) -> None:
-        with self._lock:
-            for waiters in (self._waiters, self._early):  # in neither, if it was just woken
-                with contextlib.suppress(ValueError):
-                    waiters.remove(waiter)
 
     def after_fork(self) -> None:
         """In a forked child: close its descriptor."""

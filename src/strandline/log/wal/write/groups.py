@@ -197,8 +197,7 @@ class CommitGroup:
             waiter.acquire()
             self._waiters.append(waiter)
             self._block(waiter, timeout)
-        if self._error is not None:
-            raise self._error()
+        self.check()
 
     def _block(self, waiter: threading.Lock, timeout: float | None) -> None:
         """Wait to be woken, and wake the next one.
