@@ -285,7 +285,7 @@ class TestAsking:
     def test_an_error_of_a_job_is_raised_where_it_was_asked(self, begin):
         a = begin("a", lead=True, create=True)
         with pytest.raises(ZeroDivisionError):
-            a._control.run(lambda: 1 // 0)
+            a._on_control_thread(lambda: 1 // 0)
         assert a.failure is None
 
 

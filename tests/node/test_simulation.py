@@ -464,7 +464,7 @@ def trims_beyond_what_is_copied(patch):
     advance = TiererSlots.advance
 
     def too_far(self, name, holder, epoch, to):
-        advance(self, name, holder, epoch, Cursor(to.log_id, max(to.next, self.table()._bounds().next)))
+        advance(self, name, holder, epoch, Cursor(to.log_id, max(to.next, self.table._bounds().next)))
 
     patch.setattr(TiererSlots, "advance", too_far)
 

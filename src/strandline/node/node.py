@@ -6,7 +6,6 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from typing import final
 from uuid import UUID
 
@@ -14,7 +13,7 @@ from strandline.errors import InvalidInput, NotReady, StorageError, StrandlineEr
 from strandline.log.contract import Slots
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Cursor
-from strandline.node.elect.candidacy import Candidacy, own_report
+from strandline.node.elect.candidacy import Candidacy
 from strandline.node.elect.node_lease import Leadership, NodeLease
 from strandline.node.lead.begin import begin_leading
 from strandline.node.lead.committed_log import CommittedLog
@@ -420,8 +419,14 @@ class Node(Closing):
         """This node's report for elections."""
         role = self._role
         committed = role.watermark.highest if isinstance(role, ReplicaRole) else role.committed
-        report = own_report(self.node_folder, self.copy, committed)
-        return report if self.failure is None else replace(report, unhealthy=report.unhealthy or str(Condition.FAILED))
+        state, copy = self.node_folder.state, self.copy
+        durable, adopted = (0, 0) if copy is None else (copy.log.bounds().next, state.adopted)
+        failed = None if self.failure is None else str(Condition.FAILED)
+        unhealthy = failed if state.trouble is None else state.trouble.state
+        # Read last: a record that this node has acknowledged to a primary before it saw the caller's term is in here.
+        known = self.node_folder.state.membership
+        committed = max(committed, state.committed)
+        return ElectionReport(state.name, state.seen, adopted, durable, committed, unhealthy, known)
 
     def close(self) -> None:
         """Stop leading or following, release the lease and the folder. Idempotent."""

@@ -15,7 +15,7 @@ from strandline.model.node import NodeState
 from strandline.node.members.rules import is_newer
 from strandline.node.tickets import Tickets
 from strandline.storage.closing import Closing
-from strandline.storage.disk import Disk, below, exists, make_own_folder, replace_file
+from strandline.storage.disk import below, exists, make_own_folder, replace_file
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process, call_in_child
 
@@ -54,15 +54,6 @@ def plausible_term(in_log: int, *remembered: int) -> int:
     5
     """
     return max(in_log, *(term for term in remembered if term <= in_log + TERM_STEP))
-
-
-def _refuse_orphans(folder: str, *, disk: Disk) -> None:
-    copies = sorted(row.name for row in disk.scan(folder) if row.is_folder and _DATA.fullmatch(row.name))
-    if copies:
-        raise CorruptData(
-            f"{folder}/{STATE} is missing, and {', '.join(copies)} beside it holds a copy of a log: nothing was "
-            "changed. Restore the file; or move the folder away, and let the node bootstrap."
-        )
 
 
 @bound_to_process()
@@ -112,7 +103,12 @@ class NodeFolder(Closing):
                 state = decode_node(env.disk.read(path), path)
             except NotFound:
                 state = NodeState(name)
-                _refuse_orphans(folder, disk=env.disk)
+                rows = env.disk.scan(folder)
+                if copies := sorted(row.name for row in rows if row.is_folder and _DATA.fullmatch(row.name)):
+                    raise CorruptData(
+                        f"{path} is missing, and {', '.join(copies)} beside it holds a copy of a log: nothing was "
+                        "changed. Restore the file; or move the folder away, and let the node bootstrap."
+                    ) from None
                 # Written first: copies without a state file belong to a node that lost it.
                 replace_file(env.disk, path, encode_node(state), temporary=f"{path}.new")
             if state.name != name:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Final, TypeVar, final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
@@ -55,49 +55,6 @@ _LOOK: Final = 0.02
 T = TypeVar("T")
 
 
-@final
-class ControlQueue:
-    """Requests to the control thread, which runs them between two steps of the node. Safe in threads.
-
-    Only the control thread changes roles: no other thread closes a feed that it reads, or waits for its lock.
-    """
-
-    def __init__(self) -> None:
-        self.wake = threading.Event()
-        """Set when a request is queued, or the node stops: the control thread need not sleep on."""
-        self._queue: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
-        self._lock = threading.Lock()
-        self._closed: str | None = None
-
-    def run(self, call: Callable[[], T]) -> T:
-        """Let the control thread make this call, and return its result; ``NotReady`` if that thread has ended."""
-        result: Future[T] = Future()
-        with self._lock:
-            if self._closed is not None:
-                raise NotReady(self._closed)
-            self._queue.append((result, call))
-        self.wake.set()
-        return result.result()
-
-    def drain(self) -> None:
-        """Run every queued request; for the control thread."""
-        self.wake.clear()
-        while self._queue:
-            result, call = self._queue.popleft()
-            try:
-                result.set_result(call())
-            except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
-                result.set_exception(error)
-
-    def close(self, why: str) -> None:
-        """Refuse queued and later requests with this reason."""
-        with self._lock:
-            self._closed = why
-            left, self._queue = self._queue, deque()
-        for result, _ in left:
-            result.set_exception(NotReady(why))
-
-
 @bound_to_process(
     own=(*READING, "start", "read", "cursor_at", "append_at", "log_id")
 )  # they use the node, which checks
@@ -124,7 +81,12 @@ class RunningNode(WithoutFormat, LogReading, Closing):
         self._client = config.client
         self._env = env
         self._stop = threading.Event()
-        self._control = ControlQueue()
+        self._wake = threading.Event()
+        """Set when a request is queued, or the node stops: the control thread need not sleep on."""
+        self._requests: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._requesting = threading.Lock()
+        self._why_ended: str | None = None
+        """Why the control thread takes no more requests."""
         self._closing = threading.Lock()
         self._closed = False
         self._ended = threading.Event()
@@ -167,7 +129,9 @@ class RunningNode(WithoutFormat, LogReading, Closing):
                     create=config.create,
                     take_over=None if config.take_over is None else as_folder(config.take_over),
                     lead=config.lead,
-                    open_cold=lambda url, log_id: NodeColdTier.at(url, log_id, config.tiering, env=env),
+                    open_cold=lambda url, log_id: NodeColdTier(
+                        open_store(url, config.tiering.options), log_id, config.tiering, env=env
+                    ),
                 )
             )
             opened.pop_all()
@@ -235,23 +199,48 @@ class RunningNode(WithoutFormat, LogReading, Closing):
         finally:
             self._ended.set()
 
+    def _on_control_thread(self, call: Callable[[], T]) -> T:
+        """Let the control thread make a call between two steps; returns its result, or raises its error.
+
+        ``NotReady`` if that thread has ended. Only it changes roles: no other thread closes a feed that it reads.
+        """
+        result: Future[T] = Future()
+        with self._requesting:
+            if self._why_ended is not None:
+                raise NotReady(self._why_ended)
+            self._requests.append((result, call))
+        self._wake.set()
+        return result.result()
+
+    def _make_requested_calls(self) -> None:
+        self._wake.clear()
+        while self._requests:
+            result, call = self._requests.popleft()
+            try:
+                result.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+                result.set_exception(error)
+
     def _step_until_stopped(self) -> None:
         """Step the node until it is stopped, or fails."""
         name = self.config.name
         why = f"{name} has stopped."
         try:
             while not self._stop.is_set():
-                self._control.drain()
+                self._make_requested_calls()
                 pause = self.node.step()
                 if pause > 0:
-                    self._env.clock.wait(self._control.wake, pause)
+                    self._env.clock.wait(self._wake, pause)
         except BaseException as error:
             why = f"{name} has failed ({error!r}): look at its log, and start it again."
             _LOGGER.exception("Node %s failed, and steps down. Start it again.", name)
             self.node.failure = error
             self._step_down()
         finally:
-            self._control.close(why)
+            with self._requesting:
+                self._why_ended = why
+            for result, _ in self._requests:
+                result.set_exception(NotReady(why))
 
     def _step_down(self) -> None:
         """Release the leadership, and nothing else: a failed node may be in any state."""
@@ -312,12 +301,12 @@ class RunningNode(WithoutFormat, LogReading, Closing):
         lead; ``force`` ignores the nodes that cannot be reached, and loses the records that only they have.
         """
         node = self.node
-        self._control.run(lambda: node.promote(force=force))
+        self._on_control_thread(lambda: node.promote(force=force))
         return self
 
     def rebootstrap(self) -> None:
         """Build the copy again from a snapshot of the primary. The current copy serves reads until then."""
-        self._control.run(self.node.rebootstrap)
+        self._on_control_thread(self.node.rebootstrap)
 
     # --- as a log ----------------------------------------------------------------------------------------------
 
@@ -380,7 +369,7 @@ class RunningNode(WithoutFormat, LogReading, Closing):
         If it is interrupted, the node finishes closing by itself, or is unchanged; closing again waits for that.
         """
         self._stop.set()
-        self._control.wake.set()
+        self._wake.set()
         if not self._ended.wait(_CLOSE_SECONDS):
             # A call to another node or a bootstrap ends once its connection is closed.
             for upstream in list(self._upstreams):

@@ -148,22 +148,19 @@ class Tickets:
 
     def _known(self) -> tuple[TicketKey, ...]:
         if self._keys is None:
-            stored = self._loaded()
+            stored: tuple[TicketKey, ...] = ()
+            try:
+                stored = decode_keys(self._env.disk.read(self._path), self._path)
+            except NotFound:
+                pass
+            except CorruptData as error:
+                _LOGGER.warning("Reads that were planned before are refused: %s", error)
             # Of an earlier version former keys have no time yet.
             former = _former(stored[1:], now=self._env.clock.now(), lifetime=self._lifetime)
             self._keys = (*stored[:1], *former)
             if self._keys != stored:
                 self._store(self._keys)
         return self._keys
-
-    def _loaded(self) -> tuple[TicketKey, ...]:
-        try:
-            return decode_keys(self._env.disk.read(self._path), self._path)
-        except NotFound:
-            return ()
-        except CorruptData as error:
-            _LOGGER.warning("Reads that were planned before are refused: %s", error)
-            return ()
 
     def _store(self, keys: tuple[TicketKey, ...]) -> None:
         replace_file(self._env.disk, self._path, encode_keys(keys), temporary=f"{self._path}.new")

@@ -232,7 +232,7 @@ class TestOneNode:
     def test_status_of_one_that_stopped_is_1_and_says_why_until_it_builds_its_copy_again(self, primary, replica, run):
         with RemoteLog(primary.url) as log:
             log.append(table(b"1"), policy="ack_n(1)", timeout=WAIT).ensure()
-            replica._control.run(lambda: replica.node.replica._stop(Diverged("The record is another one here.")))
+            replica._on_control_thread(lambda: replica.node.replica._stop(Diverged("The record is another one here.")))
             seen = run("node", "status", replica.url)
             assert seen.exit_code == 1
             assert "b is diverged" in seen.stdout

@@ -89,11 +89,13 @@ class TestPlaces:
 
     def test_one_replica_has_a_few_feeds(self) -> None:
         limiter = CallLimiter(ServerLimits(feeds_each=1))
-        again = limiter.feeding("a")
-        with limiter.feeding("a"), limiter.feeding("b"), pytest.raises(Overloaded, match="a has 1 feeds"), again:
-            pass
-        with limiter.feeding("a"):
-            pass
+        places = [limiter.enter(name, is_reserved=True) for name in ("a", "b", "a")]
+        limiter.feed(places[0], "a")
+        limiter.feed(places[1], "b")
+        with pytest.raises(Overloaded, match="a has 1 feeds"):
+            limiter.feed(places[2], "a")
+        limiter.leave(places[0])
+        limiter.feed(places[2], "a")
 
 
 class TestMemory:

@@ -24,19 +24,8 @@ from strandline.node.members.rules import (
 from strandline.node.messages import Caller, ElectionReport, Upstream
 from strandline.node.node_folder import HIGHEST_TERM, NodeFolder, check_rise
 from strandline.node.options import NodeOptions
-from strandline.node.replicate.log_copy import LogCopy
 
 _LOGGER = logging.getLogger(__name__)
-
-
-def own_report(node_folder: NodeFolder, copy: LogCopy | None, committed: int) -> ElectionReport:
-    """The report of a node for elections, which knows this watermark."""
-    state = node_folder.state
-    durable, adopted = (0, 0) if copy is None else (copy.log.bounds().next, state.adopted)
-    trouble = None if state.trouble is None else state.trouble.state
-    # Read last: a record that this node has acknowledged to a primary before it saw the caller's term is in here.
-    known = node_folder.state.membership
-    return ElectionReport(state.name, state.seen, adopted, durable, max(committed, state.committed), trouble, known)
 
 
 @final
@@ -168,9 +157,7 @@ class Candidacy:
                 upstream = None
                 try:
                     upstream = self._reach(url)
-                    report = upstream.report(Caller(me, term))
-                    self._adopt(report)
-                    reports[name] = report
+                    reports[name] = self._adopted(upstream.report(Caller(me, term)))
                 except StrandlineError as error:
                     self._is_refused |= isinstance(error, Fenced)
                     _LOGGER.info("Node %s got no report from %s: %s", me, name, error)
@@ -180,10 +167,11 @@ class Candidacy:
         members = self._addresses()
         return [report for name, report in reports.items() if name in members]
 
-    def _adopt(self, report: ElectionReport) -> None:
-        """Store the record of the members that a node reported, if it is newer."""
+    def _adopted(self, report: ElectionReport) -> ElectionReport:
+        """The report of a node; its record of the members is stored first, if it is newer."""
         found, own = report.membership, self._node_folder.state
         if is_newer(found, own.membership) and found is not None:
             term = check_rise(own.seen, found.term, report.name)
             # A node has led in that term: this one must not lead or follow in a lower one, whose records are older.
             self._node_folder.remember(seen=term, membership=check_membership(found, term=term))
+        return report

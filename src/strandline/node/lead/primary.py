@@ -101,7 +101,7 @@ class PrimaryRole:
     @property
     def slots(self) -> ConsumerSlots:
         """The slots of consumers."""
-        return ConsumerSlots(lambda: self.log.slots, self.leadership)
+        return ConsumerSlots(self.log.slots, self.leadership)
 
     def slot_lags(self) -> NodeSlots:
         """All slots, of consumers, replicas and the tierer: what each pins, in records, bytes and seconds."""

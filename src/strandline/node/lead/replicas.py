@@ -184,7 +184,7 @@ class Replicas:
         self._log = log
         self._changed = changed
         self._clock = env.clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         """Protects the registry and the slots."""
         self.now = ReplicaRegistry()
         """The registry as of now, without the latest sent offsets."""
@@ -286,7 +286,7 @@ class Replicas:
             if self.now.replica(name).divergences > before.replica(name).divergences:
                 self._changed(self.now)  # the next primary needs it
             if not pins:
-                return self._move_slot(name)  # returns the reason
+                return self.move_slot(name)  # returns the reason
             self._acknowledged[name] = progress.durable
         return None
 
@@ -324,7 +324,15 @@ class Replicas:
     def move_slot(self, name: str) -> str | None:
         """Advance a slot to the acknowledged offset of its replica; returns why that is impossible, or None."""
         with self._lock:
-            return self._move_slot(name)
+            slot, upto = self._slots.get(name), self._acknowledged.pop(name, 0)
+            try:
+                if slot is not None and upto > slot.state().position:
+                    slot.advance(Cursor(self._log.log_id, upto))
+                elif slot is not None:
+                    slot.touch()
+            except SlotInvalid as error:
+                return str(error)
+            return None
 
     def move_slots(self) -> None:
         """Advance the slots of all replicas, before the slot limits are applied."""
@@ -332,17 +340,6 @@ class Replicas:
             # Held by another, or dropped: the next acknowledgement is rejected.
             with contextlib.suppress(Fenced, NotFound):
                 self.move_slot(name)
-
-    def _move_slot(self, name: str) -> str | None:
-        slot, upto = self._slots.get(name), self._acknowledged.pop(name, 0)
-        try:
-            if slot is not None and upto > slot.state().position:
-                slot.advance(Cursor(self._log.log_id, upto))
-            elif slot is not None:
-                slot.touch()
-        except SlotInvalid as error:
-            return str(error)
-        return None
 
     def _claimed(self, name: str) -> Slot:
         slot = self._slots.get(name)

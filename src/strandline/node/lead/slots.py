@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final, final
@@ -52,8 +52,7 @@ class ConsumerSlots:
     holder that another one has its slot.
     """
 
-    def __init__(self, table: Callable[[], WalSlots], leadership: Leadership) -> None:
-        """``table`` is the primary's as of each call."""
+    def __init__(self, table: WalSlots, leadership: Leadership) -> None:
         self.table = table
         self.leadership = leadership
 
@@ -65,7 +64,7 @@ class ConsumerSlots:
         except Fenced as error:
             raise NotReady(str(error)) from error
         try:
-            yield self.table()
+            yield self.table
         except (NotFound, AlreadyExists, Fenced, SlotInvalid) as error:  # with the name that its consumer knows
             raise type(error)(str(error).replace(f"{CONSUMER_SUFFIX}'", "'")) from error
 
@@ -130,7 +129,7 @@ class ConsumerSlots:
 
     def list(self) -> Sequence[SlotState]:
         """The slots, by name."""
-        return [self._shown(state) for state in self.table().list() if self._is_shown(state)]
+        return [self._shown(state) for state in self.table.list() if self._is_shown(state)]
 
     def floor(self) -> int | None:
         """The lowest position that is still needed."""
@@ -147,7 +146,7 @@ class ConsumerSlots:
 
     def copies(self) -> tuple[SlotState, ...]:
         """All slots of consumers as they are stored, for replicas to keep."""
-        return tuple(self.table().consumers())
+        return tuple(self.table.consumers())
 
 
 # --- lag and metrics -------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from strandline.node.options import TierSettings
 from strandline.storage.closing import Closing
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.objects.store import ObjectStore
-from strandline.storage.objects.urls import open_store
 from strandline.storage.worker_thread import WorkerThread
 from strandline.tier.attachment import ColdAccess, ColdCell, open_events
 from strandline.tier.claim import CLAIM_FILE, ClaimCell, TierClaim
@@ -53,16 +52,17 @@ class NodeColdTier(Closing):
         log_id: UUID,
         settings: TierSettings,
         *,
-        open_topic: Callable[[ColdTier, bool], Topic],
+        open_topic: Callable[[ColdTier, bool], Topic] | None = None,
         background: bool = True,
         env: Env = SYSTEM,
     ) -> None:
-        """In this store; ``open_topic(cold, create)`` opens the topic of segment events."""
+        """In this store; ``open_topic(cold, create)`` opens the topic of segment events, by default by its address."""
         self.log_id = log_id
         self.settings = settings
         self.cell = ColdCell(store, log_id, path=f"{log_id}/{COLD_FILE}", env=env)
         self._store = store
-        self._open_topic = open_topic
+        access = ColdAccess(settings.options, settings.events_options, env)
+        self._open_topic = open_topic or (lambda cold, create: open_events(cold, access, create=create))
         self._background = background
         self._env = env
         self._lock = threading.Lock()
@@ -70,18 +70,6 @@ class NodeColdTier(Closing):
         self._closed = False
         self._known: tuple[MetadataManager, ColdTier] | None = None
         self._log: TieredLog | None = None
-
-    @classmethod
-    def at(cls, url: str, log_id: UUID, settings: TierSettings, *, env: Env = SYSTEM) -> NodeColdTier:
-        """The cold tier at the address of a store."""
-        access = ColdAccess(settings.options, settings.events_options, env)
-        return cls(
-            open_store(url, settings.options),
-            log_id,
-            settings,
-            open_topic=lambda cold, create: open_events(cold, access, create=create),
-            env=env,
-        )
 
     def attach(self) -> None:
         """Durably record where the cold tier is, and create the topic of its events. Idempotent."""
@@ -187,13 +175,13 @@ class TiererSlots(ConsumerSlots, TierableSlots):
 
     def __init__(self, table: WalSlots, leadership: Leadership, claim_cell: ClaimCell) -> None:
         """``claim_cell`` is the claim of this primary, in its term."""
-        super().__init__(lambda: table, leadership)
+        super().__init__(table, leadership)
         self._claim_cell = claim_cell
 
     @contextmanager
     def _changing(self) -> Iterator[WalSlots]:
         self.leadership.check("nothing was tiered")
-        yield self.table()
+        yield self.table
 
     def _is_shown(self, state: SlotState) -> bool:
         return state.name == TIER_SLOT or super()._is_shown(state)

@@ -83,7 +83,10 @@ class MemberChange:
             if not isinstance(policy, Quorum) or name in policy.voters:
                 break
             self._progress(f"{name} is a node of the log, and votes when it has caught up")
-            if known.former is None and _follows(seen, name):
+            follows = any(  # has everything that was committed when the primary was asked
+                each.name == name and each.healthy and (each.durable or 0) >= seen.committed for each in seen.members
+            )
+            if known.former is None and follows:
                 return self.complete(SetPolicy(str(Quorum(policy.voters | {name}))))
             self._pause(
                 f"{name} does not follow yet, and has no vote: start it, and repeat the command; see "
@@ -125,11 +128,6 @@ class MemberChange:
         if self._clock.monotonic() >= self._deadline:
             raise NotReady(why)
         self._clock.sleep(_LOOK)
-
-
-def _follows(seen: Topology, name: str) -> bool:
-    """Whether a node has everything that was committed when the primary was asked."""
-    return any(each.name == name and each.healthy and (each.durable or 0) >= seen.committed for each in seen.members)
 
 
 def _is_pending(begun: Membership, known: Membership) -> bool:

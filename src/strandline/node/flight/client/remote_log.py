@@ -245,10 +245,8 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
             log_id, bounds = end.log_id, Bounds(0, end.next)
         else:  # it does not depend on the log: no request
             log_id, bounds = _ANY_LOG, Bounds(0, 0)
-        return resume.position_of(start, log_id, bounds, self._offset_at)
-
-    def _offset_at(self, time: int) -> int:
-        return self._nodes.ask_reader("offset-at", time=time)[0].natural("offset")
+        offset_at = lambda time: self._nodes.ask_reader("offset-at", time=time)[0].natural("offset")  # noqa: E731
+        return resume.position_of(start, log_id, bounds, offset_at)
 
     def plan(self, since: Cursor, limit: Limit = NO_LIMIT) -> Sequence[RemoteSpan]:
         """The spans after a cursor, in order and without a hole; any process can fetch them from the node."""

@@ -114,7 +114,7 @@ class AdmittedCall:
         self.who = place.who or call.address
         self._admission = admission
         self._call = call
-        self._place = place
+        self.place = place
         self._share = place.who or call.connection
         self._received = received
 
@@ -136,7 +136,7 @@ class AdmittedCall:
         if grant is None and asked:
             self.who = asked
         is_reserved = grant is None or grant.may(Role.REPLICA, Role.ADMIN)
-        self._admission.limiter.name(self._place, self.who, is_reserved=is_reserved)
+        self._admission.limiter.name(self.place, self.who, is_reserved=is_reserved)
 
     def receive(self) -> bytes | None:
         """The next message, once there is memory for it; None if there are no more."""
@@ -150,8 +150,8 @@ class AdmittedCall:
     @contextlib.contextmanager
     def reporting(self) -> Iterator[None]:
         """Reserve memory for one message during the block; the call counts as idle while it waits."""
-        room = self._admission.reports.waited_for(self._share, self._admission.limits.message_bytes, _MEMORY_SECONDS)
-        with self._admission.limiter.idle(), room:
+        self.place.is_idle = True
+        with self._admission.reports.waited_for(self._share, self._admission.limits.message_bytes, _MEMORY_SECONDS):
             yield
 
 

@@ -99,6 +99,12 @@ class ActiveCall:
     """Whether it may use one of the reserved places."""
     is_silent: bool = True
     """Whether none of its messages has arrived yet."""
+    is_idle: bool = False
+    """Whether it only waits for its client."""
+    feeds: str | None = None
+    """The replica that it feeds."""
+    waits: str | None = None
+    """The caller for whom it waits for records."""
 
 
 class CallLimiter:
@@ -108,13 +114,7 @@ class CallLimiter:
         self._limits = limits
         self._clock = env.clock
         self._lock = threading.Lock()
-        self._idle = 0
         self._in: set[ActiveCall] = set()
-        self._ordinary = 0
-        """Calls outside the reserved places."""
-        self._each: Counter[str] = Counter()
-        self._feeds: Counter[str] = Counter()
-        self._waits: Counter[str] = Counter()
 
     @property
     def inside(self) -> int:
@@ -125,18 +125,7 @@ class CallLimiter:
     def busy(self) -> bool:
         """Whether one of them does more than wait for its client."""
         with self._lock:
-            return len(self._in) > self._idle
-
-    @contextlib.contextmanager
-    def idle(self) -> Iterator[None]:
-        """Count one more call as idle during the block: it only waits for its client."""
-        with self._lock:
-            self._idle += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._idle -= 1
+            return not all(place.is_idle for place in self._in)
 
     def enter(
         self, who: str | None = None, *, is_reserved: bool = False, end: Callable[[], None] = lambda: None
@@ -158,9 +147,6 @@ class CallLimiter:
             if who is not None:
                 self._check_each(who)
             self._in.add(place)
-            self._ordinary += not is_reserved
-            if who is not None:
-                self._each[who] += 1
         if dropped is not None:
             dropped.end()
         return place
@@ -176,52 +162,34 @@ class CallLimiter:
             self._check_each(who)
             if place.is_reserved and not is_reserved:
                 self._check_ordinary()
-            self._ordinary += place.is_reserved - is_reserved
-            place.is_reserved = is_reserved
-            place.who = who
-            self._each[who] += 1
+            place.is_reserved, place.who = is_reserved, who
 
     def leave(self, place: ActiveCall) -> None:
         """The call has ended. Idempotent."""
         with self._lock:
-            if place not in self._in:
-                return
             self._in.discard(place)
-            self._ordinary -= not place.is_reserved
-            if place.who is not None:
-                _less(self._each, place.who)
 
-    @contextlib.contextmanager
-    def feeding(self, who: str) -> Iterator[None]:
-        """Count a feed of a replica during the block; ``Overloaded`` if it has too many."""
+    def feed(self, place: ActiveCall, who: str) -> None:
+        """Note that a call feeds a replica; ``Overloaded`` if that has too many feeds."""
         with self._lock:
-            if self._feeds[who] >= self._limits.feeds_each:
-                raise Overloaded(f"{who} has {self._feeds[who]} feeds open, which is the limit: close some.")
-            self._feeds[who] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                _less(self._feeds, who)
+            count = sum(each.feeds == who for each in self._in)
+            if count >= self._limits.feeds_each:
+                raise Overloaded(f"{who} has {count} feeds open, which is the limit: close some.")
+            place.feeds = who
 
-    @contextlib.contextmanager
-    def waiting(self, who: str) -> Iterator[None]:
-        """Count a call that waits for records during the block; ``Overloaded`` if there are too many.
+    def wait(self, place: ActiveCall, who: str) -> None:
+        """Note that a call waits for records; ``Overloaded`` if too many do.
 
         Each of them blocks a thread: the limit leaves threads for other calls.
         """
         with self._lock:
-            if self._waits.total() >= self._limits.waits or self._waits[who] >= self._limits.waits_each:
+            waiting = [each.waits for each in self._in if each.waits is not None]
+            if len(waiting) >= self._limits.waits or waiting.count(who) >= self._limits.waits_each:
                 raise Overloaded(
-                    f"{self._waits.total()} calls wait for records, {self._waits[who]} of them of {who}, which is the "
+                    f"{len(waiting)} calls wait for records, {waiting.count(who)} of them of {who}, which is the "
                     "limit: look at the bounds from time to time instead, or wait a little later."
                 )
-            self._waits[who] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                _less(self._waits, who)
+            place.waits = who
 
     def end_silent(self) -> None:
         """End the calls that have sent no message for too long."""
@@ -236,12 +204,11 @@ class CallLimiter:
         silent = [place for place in self._in if place.is_silent and place.who is None]
         is_crowded = who is None and not is_reserved and 2 * len(silent) >= self._limits.ordinary_calls
         is_full = len(self._in) >= self._limits.calls
-        if not is_crowded and not is_full and (is_reserved or self._ordinary < self._limits.ordinary_calls):
+        if not is_crowded and not is_full and (is_reserved or self._ordinary() < self._limits.ordinary_calls):
             return None
         oldest = min(silent, key=lambda place: place.since, default=None)
         if oldest is not None and self._clock.monotonic() - oldest.since >= _FIRST_MESSAGE:
             self._in.discard(oldest)
-            self._ordinary -= not oldest.is_reserved
             return oldest
         if is_crowded:
             raise Overloaded(
@@ -250,17 +217,22 @@ class CallLimiter:
             )
         return None
 
+    def _ordinary(self) -> int:
+        """Calls outside the reserved places."""
+        return sum(not place.is_reserved for place in self._in)
+
     def _check_ordinary(self) -> None:
-        if self._ordinary >= self._limits.ordinary_calls:
+        if (count := self._ordinary()) >= self._limits.ordinary_calls:
             raise Overloaded(
-                f"The node is busy with {self._ordinary} calls and streams of clients, and reserves the rest for "
+                f"The node is busy with {count} calls and streams of clients, and reserves the rest for "
                 "replicas and administrators: ask again a little later, or ask another node."
             )
 
     def _check_each(self, who: str) -> None:
-        if self._each[who] >= self._limits.calls_each:
+        count = sum(place.who == who for place in self._in)
+        if count >= self._limits.calls_each:
             raise Overloaded(
-                f"{who} has {self._each[who]} calls and streams open, which is the limit: close some, or ask again a "
+                f"{who} has {count} calls and streams open, which is the limit: close some, or ask again a "
                 "little later."
             )
 
@@ -335,12 +307,6 @@ class MemoryBudget:
             f"The node has no memory for {size:,} more bytes of {self._what}: {who} holds {self._each[who]:,} and all "
             f"callers hold {self._all:,}. Try again when they are done."
         )
-
-
-def _less(counter: Counter[str], who: str) -> None:
-    counter[who] -= 1
-    if not counter[who]:
-        del counter[who]
 
 
 def share_heaps() -> None:

@@ -151,10 +151,11 @@ class FlightMethods:
         past, seconds = wait_of(body)
         log, wanted = self._served.node.reading(), self._wanted(admitted)
         deadline = self._clock.monotonic() + min(seconds, self._limits.wait_seconds)
-        with self._admission.limiter.waiting(admitted.who):
-            while wanted.is_live() and (left := deadline - self._clock.monotonic()) > 0:
-                if log.wait(past, min(left, TURN)):
-                    return
+        self._admission.limiter.wait(admitted.place, admitted.who)
+        while wanted.is_live() and (left := deadline - self._clock.monotonic()) > 0:
+            if log.wait(past, min(left, TURN)):
+                break
+        admitted.place.waits = None
 
     def _list_flights(self, admitted: AdmittedCall) -> Iterator[bytes]:
         admitted.first()
@@ -261,13 +262,12 @@ class FlightMethods:
         """Log batches for a replica."""
         caller = _replica(admitted, asked)
         hold = partial(self._fed.waited_for, caller.name, patience=_MEMORY_SECONDS)
-        with self._admission.limiter.feeding(caller.name):
-            yield write_flight_data(RECORD_SCHEMA.serialize())
-            with contextlib.closing(
-                feeding(self._served.node.primary, asked, caller, self._wanted(admitted), hold)
-            ) as parts:
-                for message, note in parts:
-                    yield write_flight_data(b"" if message is None else message, metadata=note)
+        self._admission.limiter.feed(admitted.place, caller.name)
+        yield write_flight_data(RECORD_SCHEMA.serialize())
+        wanted = self._wanted(admitted)
+        with contextlib.closing(feeding(self._served.node.primary, asked, caller, wanted, hold)) as parts:
+            for message, note in parts:
+                yield write_flight_data(b"" if message is None else message, metadata=note)
 
     def _receive_acks(self, admitted: AdmittedCall, name: str) -> Iterator[bytes]:
         """Acknowledgements of one replica over one stream: separate calls cost twice as much."""

@@ -80,7 +80,7 @@ def reading(
 
     An idle stream sends an empty batch per heartbeat interval. Memory for a batch is held until it was sent.
     """
-    nothing = _message(_empty(schema_of_columns(ticket.columns)))
+    nothing = _message(pa.RecordBatch.from_pylist([], schema=schema_of_columns(ticket.columns)))
     cursor, due = log.start() if ticket.since is None else ticket.since, wanted.clock.monotonic()
     end = ticket.upto if ticket.follow or ticket.upto is not None else log.end().next
     if end is not None and cursor.next >= end:
@@ -117,10 +117,6 @@ def _read_note(flags: int, first: int, after: Cursor, log: Log, content: int = 0
     """The note of the records from ``first`` up to a cursor. The reader needs its term to continue at another node."""
     heartbeat = NO_HEARTBEAT._replace(committed=log.end().next)
     return encode_note(Note(flags, first, after.next - first, after.term, 0, None, heartbeat, content))
-
-
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 def feeding(
