@@ -22,7 +22,7 @@ from strandline.values.decoding import BadRows
 
 Word = TypeVar("Word", bound=str)
 
-FILES: Final = {
+NODE_OPTIONS: Final = {
     "token_file": "tokenFile",
     "ca": "ca",
     "ca_file": "caFile",
@@ -30,7 +30,7 @@ FILES: Final = {
     "key_file": "keyFile",
 }
 """Options by which nodes are called, beside the token itself."""
-_ACCESS: Final = {"token": "token", **FILES}
+_ACCESS: Final = {"token": "token", **NODE_OPTIONS}
 _KNOWN: Final = (
     "path",
     "startingOffset",

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from strandline.errors import InvalidInput
 from strandline.model.arguments import LARGEST_NUMBER, shown
 from strandline.spark.options import (
-    FILES,
+    NODE_OPTIONS,
     NodeAccess,
     count_of,
     given_options,
@@ -30,7 +30,7 @@ _KNOWN: Final = (
     "compression",
     "create",
     "outbox",
-    *FILES.values(),
+    *NODE_OPTIONS.values(),
     "checkpointLocation",
     "queryName",
 )

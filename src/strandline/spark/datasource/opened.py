@@ -120,8 +120,7 @@ class OpenedLog:
         cores = self.options.partitions or len(os.sched_getaffinity(0))
         wanted = [span for span in spans if self.options.where.may_match(span)]
         _OUTSIDE.inc(len(spans) - len(wanted))
-        spans = wanted
-        return [SpanPartition(tuple(task)) for task in pack(spans, cores)]
+        return [SpanPartition(tuple(task)) for task in pack(wanted, cores)]
 
     def fetch(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task."""

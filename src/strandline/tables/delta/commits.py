@@ -36,7 +36,6 @@ from strandline.tables.files.recorded import (
     properties_at,
     told_change,
     told_rebuild,
-    warn_of_change,
 )
 from strandline.tables.written import DataFile
 
@@ -56,7 +55,7 @@ class DeltaCommits(FollowedDelta):
             return replace(version, made=change.schema if change else version.columns, found=None)
         if not change or version.at is None:
             return version
-        warn_of_change(change, self.url)
+        told = told_change(change, self.url)
         schema = deltalake_library().Schema.from_arrow(change.schema)
         is_rewritten = bool(change.widened) or any("." in field.name for field in change.added)
         adds = []
@@ -74,7 +73,7 @@ class DeltaCommits(FollowedDelta):
                 fields = [field for field in schema.fields if field.name in new]
                 version.table.alter.add_columns(fields, commit_properties=properties)
 
-        found = self._commit_next(version, version.at, change_columns, told=told_change(change))
+        found = self._commit_next(version, version.at, change_columns, told=told)
         if found.number != version.number + 1:
             raise Conflict(f"Another job committed to the table {self.url} while its columns were changed.")
         return found

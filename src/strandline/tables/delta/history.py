@@ -81,30 +81,26 @@ class TableCommit:
 def parse_commit(version: int, data: bytes, application: Application) -> TableCommit:
     """Decode a commit file. Only commits of the sink itself count as its own."""
     try:
-        return _parsed(version, [json.loads(line) for line in data.splitlines() if line.strip()], application)
+        actions = [json.loads(line) for line in data.splitlines() if line.strip()]
+        info: Any = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+        files = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
+        own = (one["txn"]["version"] for one in actions if "txn" in one and one["txn"]["appId"] == application.cursor)
+        offset = next(own, None)
+        return TableCommit(
+            version,
+            operation=_operation(info),
+            cursor=None if offset is None else _cursor(info.get(CURSOR_KEY), application.log_id, offset),
+            table_id=info.get(TABLE_KEY),
+            changed_rows=any(file.get("dataChange", True) for file in files),
+            data_files=tuple(action["add"]["path"] for action in actions if "add" in action),
+            commit_id=info.get(COMMIT_KEY),
+            holder=info.get(HOLDER_KEY),
+            is_restore=info.get("operation") == "RESTORE",
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, OSError) as error:
         raise CorruptData(
             f"The commit file of version {version} cannot be read ({error!r}): restore it from a copy."
         ) from error
-
-
-def _parsed(version: int, actions: list[Any], application: Application) -> TableCommit:
-    info: Any = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-    files = [action[kind] for action in actions for kind in ("add", "remove") if kind in action]
-    offset = next(
-        (a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] == application.cursor), None
-    )
-    return TableCommit(
-        version,
-        operation=_operation(info),
-        cursor=None if offset is None else _cursor(info.get(CURSOR_KEY), application.log_id, offset),
-        table_id=info.get(TABLE_KEY),
-        changed_rows=any(file.get("dataChange", True) for file in files),
-        data_files=tuple(action["add"]["path"] for action in actions if "add" in action),
-        commit_id=info.get(COMMIT_KEY),
-        holder=info.get(HOLDER_KEY),
-        is_restore=info.get("operation") == "RESTORE",
-    )
 
 
 def last_commit(

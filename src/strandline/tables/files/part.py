@@ -267,9 +267,7 @@ class TablePart:
         files: list[DataFile] = []
         if self.dead is not None and fresh.num_rows:
             named = [*fresh.columns, pa.repeat(self.address, fresh.num_rows)]
-            files = [
-                write_file(self.dead, f"part-{self._unique()}.parquet", pa.table(named, schema=LETTER_SCHEMA)),
-            ]
+            files = [write_file(self.dead, f"part-{self._unique()}.parquet", pa.table(named, schema=LETTER_SCHEMA))]
         return replace(
             read,
             bad=tuple(files),

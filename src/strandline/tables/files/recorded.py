@@ -54,23 +54,15 @@ CHANGE_KEY: Final = "strandline.change"
 """Key in a table's history of what a commit did besides appending and merging rows."""
 
 
-def told_change(change: Evolution) -> str:
-    """A change of columns, for the table's history."""
+def told_change(change: Evolution, where: str) -> str:
+    """A change of columns, for the table's history; it is logged, too."""
     kinds = (("new columns", change.added), ("wider columns", change.widened))
     named = [(kind, ", ".join(f"{field.name} ({field.type})" for field in fields)) for kind, fields in kinds]
-    return "; ".join(f"{kind}: {fields}" for kind, fields in named if fields)
+    told = "; ".join(f"{kind}: {fields}" for kind, fields in named if fields)
+    _LOGGER.warning("The columns of the table %s change: %s.", where, told)
+    return told
 
 
 def told_rebuild(start: int, upto: Cursor) -> str:
     """A rebuild, for the table's history."""
     return f"all rows built again from offset {start} up to {upto.next}"
-
-
-def warn_of_change(change: Evolution, where: str) -> None:
-    """Log the columns that a commit changes."""
-    _LOGGER.warning(
-        "The table %s gets the columns %s; wider are %s.",
-        where,
-        [field.name for field in change.added],
-        [field.name for field in change.widened],
-    )

@@ -348,11 +348,10 @@ class FileTableSink(MaintainedTable):
     def _refuse_letters(self, at: Cursor) -> None:
         """``Unsupported`` if the table has dead letters: their own table knows the log that they are of."""
         opened = self._replayed(at.log_id)
-        if opened is None:
+        found = None if opened is None else opened()
+        if found is None:
             return
-        found = opened()
-        offsets = [] if found is None else found.letters()[0].column("offset").to_pylist()
-        count = 0 if found is None else sum(found.start <= offset < at.next for offset in offsets)
+        count = sum(found.start <= offset < at.next for offset in found.letters()[0].column("offset").to_pylist())
         if count:
             raise Unsupported(
                 f"The table {self.where} has dead letters of log {at.log_id} ({count}), and could not replay them from "

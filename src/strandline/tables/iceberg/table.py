@@ -42,7 +42,6 @@ from strandline.tables.files.recorded import (
     properties_at,
     told_change,
     told_rebuild,
-    warn_of_change,
 )
 from strandline.tables.iceberg.files import (
     IcebergFiles,
@@ -230,13 +229,13 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
         change = self.shape.evolution(version.columns, in_iceberg(self.shape.schema()), is_rebuilt=is_rebuilt)
         if not change:
             return version
-        warn_of_change(change, self.where)
+        told = told_change(change, self.where)
         try:
             with self.named_errors(), version.transaction.update_schema() as update:
                 update.union_by_name(iceberg_schema(change.schema))
         except ValueError as error:
             raise SchemaRefused(f"The columns of the table {self.where} cannot be changed: {error}") from error
-        return IcebergVersion.of(version.transaction, self.env.disk, found=version.found, told=told_change(change))
+        return IcebergVersion.of(version.transaction, self.env.disk, found=version.found, told=told)
 
     def letters_upto(self, version: IcebergVersion, log_id: UUID) -> Cursor | None:
         """The cursor of the letters, proved as that of any table: no other table shares them."""

@@ -78,18 +78,12 @@ def existing(
         raise InvalidInput(f"The table {sink.where} follows no log: it was made by another program.")
     if other is not None:
         _check_other(as_address(url), other, recorded)
-    shape: dict[str, Any] = {
-        "mode": recorded.opened_as,
-        "value": value,
-        "key": key,
-        "tombstones": tombstones,
-        "name": name,
-    }
+    shape: dict[str, Any] = {"mode": recorded.opened_as, "value": value, "key": key, "tombstones": tombstones}
     if dead_letters is None and recorded.has_letters and (other is None or is_in_database(other)):
         dead_letters = True
     if dead_letters is not None:
         shape["dead_letters"] = dead_letters
-    return sink_at(other or url, options, **shape)
+    return sink_at(other or url, options, name=name, **shape)
 
 
 def _check_other(address: str, into: str, recorded: RecordedTable) -> None:

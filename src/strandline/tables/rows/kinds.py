@@ -107,12 +107,17 @@ def merge_latest(old: pa.Table, changes: pa.Table, names: ColumnNames, schema: p
     newest = newest_per_key(changes, names)
     kept = kept_rows(old, pc.invert(_is_among(old.column(names.key), newest.column(names.key))))
     puts = kept_rows(newest, pc.equal(newest.column(names.op), _PUT))
+    parts = [kept, _as_rows(puts, names, schema)]
+    if names.deleted in schema.names:
+        parts.append(_marked(old, changes, newest, names, schema))
+    return pa.concat_tables(parts)
+
+
+def _as_rows(puts: pa.Table, names: ColumnNames, schema: pa.Schema) -> pa.Table:
+    """Puts with the columns of the table."""
     if names.deleted in schema.names:
         puts = puts.append_column(schema.field(names.deleted), pa.repeat(pa.scalar(False), puts.num_rows))
-        return pa.concat_tables(
-            [kept, puts.select(schema.names).cast(schema), _marked(old, changes, newest, names, schema)]
-        )
-    return pa.concat_tables([kept, puts.select(schema.names).cast(schema)])
+    return puts.select(schema.names).cast(schema)
 
 
 def _marked(old: pa.Table, changes: pa.Table, newest: pa.Table, names: ColumnNames, schema: pa.Schema) -> pa.Table:
@@ -123,14 +128,8 @@ def _marked(old: pa.Table, changes: pa.Table, newest: pa.Table, names: ColumnNam
     keys = deletes.column(names.key)
     is_put = pc.equal(changes.column(names.op), _PUT)
     puts = kept_rows(changes, pc.and_(is_put, _is_among(changes.column(names.key), keys)))
-    puts = puts.append_column(schema.field(names.deleted), pa.repeat(pa.scalar(False), puts.num_rows))
-    before = pa.concat_tables(
-        [
-            kept_rows(old, _is_among(old.column(names.key), keys)),
-            puts.select(schema.names).cast(schema),
-        ]
-    )
-    before = newest_per_key(before, names)
+    kept = kept_rows(old, _is_among(old.column(names.key), keys))
+    before = newest_per_key(pa.concat_tables([kept, _as_rows(puts, names, schema)]), names)
     ended = deletes.select([names.offset, names.timestamp]).take(_places(before.column(names.key), keys))
     is_purged = _purged_since(before, changes, names)
     columns = []

@@ -61,14 +61,8 @@ class ChangePlanner:
         names = self.shape.names
         marked = deletes.filter(pc.invert(pc.is_in(deletes.column(names.key), value_set=known)))
         purges = rows.filter(pc.equal(rows.column(names.op), int(Op.PURGE))).column(names.key).combine_chunks()
-        return pa.table(
-            {
-                "key": marked.column(names.key),
-                "offset": marked.column(names.offset),
-                "timestamp": marked.column(names.timestamp),
-                "purged": pc.is_in(marked.column(names.key), value_set=purges),
-            }
-        )
+        marks = marked.select([names.key, names.offset, names.timestamp]).rename_columns(["key", "offset", "timestamp"])
+        return marks.append_column("purged", pc.is_in(marks.column("key"), value_set=purges))
 
     def _schema_of(self, rows: pa.Table) -> pa.Schema:
         """The columns of a table with these changes: a codec may find more fields than it announced."""
