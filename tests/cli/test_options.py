@@ -61,7 +61,12 @@ def test_an_option_that_connects_to_a_node_is_refused_elsewhere(run: Run, tmp_pa
         done = run(*command)
         assert done.exit_code == 1
         assert "--cert, --cert-key is for a node" in done.stderr
-    for command in (("trim", tmp_path / "log", *given), (*given, "trim", tmp_path / "log"), (*given, "quickstart")):
+    for command in (
+        ("trim", tmp_path / "log", *given),
+        (*given, "trim", tmp_path / "log"),
+        (*given, "quickstart"),
+        ("tier", *given),
+    ):
         assert run(*command).exit_code == 2, "it connects to no node at all"
 
 
@@ -71,8 +76,9 @@ def test_help_ends_with_the_names_of_the_shared_options_that_a_command_takes(run
     )
     for words in (("tail",), ("slots",), ("slots", "list")):
         assert of_nodes in " ".join(run(*words, "--help").stdout.split())
-    shown = run("trim", "--help").stdout
-    assert "Every command also takes --json and --debug: see strandline --help." in " ".join(shown.split())
+    for words in (("trim",), ("tier",), ("tier", "run"), ("wal", "inspect")):
+        shown = run(*words, "--help").stdout
+        assert "Every command also takes --json and --debug: see strandline --help." in " ".join(shown.split())
     assert "Print machine-readable output" not in shown
     assert "Print machine-readable output" in run("--help").stdout
 

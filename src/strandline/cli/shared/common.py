@@ -60,23 +60,23 @@ Schema = Annotated[
 
 def beginning(text: str) -> Any:
     """The option for a position in a log."""
-    return typer.Option("--from", metavar="WHERE", parser=parse_start, help=text)
+    return option("WHERE", text, "--from", parser=parse_start)
 
 
 def span_of_time(text: str) -> Any:
     """An option for a length of time, in seconds."""
-    return typer.Option(metavar="TIME", parser=parse_seconds, help=text)
+    return option("TIME", text, parser=parse_seconds)
 
 
 def size(text: str) -> Any:
     """An option for a number of bytes."""
-    return typer.Option(metavar="SIZE", parser=parse_bytes, help=text)
+    return option("SIZE", text, parser=parse_bytes)
 
 
 def retention_option(whose: str) -> Any:
     """The option for a retention policy; ``whose`` is the subject of its help."""
     text = f"{whose} may forget: forever (the default), consumed, age:7d, bytes:100GiB."
-    return typer.Option("--retention", metavar="POLICY", parser=retention_policy, help=text)
+    return option("POLICY", text, "--retention", parser=retention_policy)
 
 
 def retention_policy(text: str) -> str:

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-import typer
-
 from strandline.bulk.load_files import RecordFields
-from strandline.cli.shared.options import flag
+from strandline.cli.shared.options import flag, option
 
 
 def _field(text: str) -> Any:
-    return typer.Option(metavar="FIELD", help=text, rich_help_panel="Rows of files")
+    return option("FIELD", text, rich_help_panel="Rows of files")
 
 
 @dataclass(frozen=True, slots=True)

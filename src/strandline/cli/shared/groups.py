@@ -59,6 +59,11 @@ class CommandGroup(_OfProgram, TyperGroup):
     for_address: ClassVar[str | None] = None
     """The command that an address without a command means."""
 
+    @property
+    def connects(self) -> bool:  # type: ignore[override]
+        """Whether a command of the group does."""
+        return any(getattr(command, "connects", True) for command in self.commands.values())
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments name, or leave out."""
         if args and self._is_address(args[0]):

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Annotated, Any, Final, ParamSpec, TypeVar
 
 import typer
@@ -34,26 +34,21 @@ _EVERY: Final = "Options of every command, before or after its name"
 _NODES: Final = "The same, to connect to a node"
 
 
-def _file(*names: str, text: str) -> Any:
-    return typer.Option(*names, metavar="FILE", help=text, rich_help_panel=_NODES)
+_file: Final = partial(option, "FILE", rich_help_panel=_NODES)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedOptions:
     """The options of the program: what was given for the running command, before or after its name."""
 
-    json: Annotated[
-        bool, typer.Option("--json", help="Print machine-readable output only.", rich_help_panel=_EVERY)
-    ] = False
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show the whole traceback of an error.", rich_help_panel=_EVERY)
-    ] = False
-    token: Annotated[str | None, _file("--token", text="The file with the token to authenticate with.")] = field(
+    json: Annotated[bool, flag("Print machine-readable output only.", "--json", rich_help_panel=_EVERY)] = False
+    debug: Annotated[bool, flag("Show the whole traceback of an error.", "--debug", rich_help_panel=_EVERY)] = False
+    token: Annotated[str | None, _file("The file with the token to authenticate with.")] = field(
         default=None, repr=False
     )
-    ca: Annotated[str | None, _file("--ca", text="The authority that signs the nodes' certificates (PEM).")] = None
-    cert: Annotated[str | None, _file("--cert", text="The certificate to show (PEM).")] = None
-    cert_key: Annotated[str | None, _file("--cert-key", "--key", text="The key of that certificate (PEM).")] = field(
+    ca: Annotated[str | None, _file("The authority that signs the nodes' certificates (PEM).")] = None
+    cert: Annotated[str | None, _file("The certificate to show (PEM).")] = None
+    cert_key: Annotated[str | None, _file("The key of that certificate (PEM).", "--cert-key", "--key")] = field(
         default=None, repr=False
     )
 
