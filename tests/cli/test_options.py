@@ -79,7 +79,7 @@ def test_help_ends_with_the_names_of_the_shared_options_that_a_command_takes(run
     for words in (("trim",), ("tier",), ("tier", "run"), ("wal", "inspect")):
         shown = run(*words, "--help").stdout
         assert "Every command also takes --json and --debug: see strandline --help." in " ".join(shown.split())
-    assert "Print machine-readable output" not in shown
+        assert "Print machine-readable output" not in shown
     assert "Print machine-readable output" in run("--help").stdout
 
 
