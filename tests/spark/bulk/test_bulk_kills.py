@@ -18,7 +18,7 @@ from strandline.spark.executor_pool import ExecutorPool
 from strandline.tier.copy.segment_files import segment_path
 from tests.bulk.test_export import exported
 from tests.bulk.test_snapshot import content, followed
-from tests.spark.bulk.killed_pools import KilledOnce, KillingPool
+from tests.spark.bulk.killers import KilledOnce, KillingPool
 from tests.spark.helpers import append, new_log, numbered
 
 
@@ -97,7 +97,7 @@ def test_a_rebuild_that_loses_a_worker_is_right(
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("pool", ["stored"], indirect=True)
+@pytest.mark.parametrize("pool", ["put"], indirect=True)
 def test_a_backlog_whose_copies_lose_workers_is_copied_once(pool: KillingPool, log: sl.log.ObjectLog) -> None:
     truth = read(log)
     sl.tier.attach(log)
