@@ -117,6 +117,7 @@ def abandoned(pointer: Pointer, newest: dict[str, int], *, before: int) -> int |
 def plan_sweep(pointer: Pointer, there: Iterable[str], *, before: int) -> SnapshotSweep:
     """The payloads to delete, after the pointer's minimum generation was raised; never one that it names."""
     current = None if pointer.current is None else pointer.current.location
+    listed = {current, *(item.location for item in pointer.superseded)}
     return SnapshotSweep(
         superseded=tuple(
             item.location for item in pointer.superseded if item.at <= before and item.location != current
@@ -124,15 +125,8 @@ def plan_sweep(pointer: Pointer, there: Iterable[str], *, before: int) -> Snapsh
         unlisted=tuple(
             location
             for location in there
-            if not _is_listed(pointer, location)
+            if location not in listed
             and (generation := generation_of(location)) is not None
             and generation < pointer.min_generation
         ),
-    )
-
-
-def _is_listed(pointer: Pointer, location: str) -> bool:
-    current = pointer.current
-    return (current is not None and current.location == location) or any(
-        item.location == location for item in pointer.superseded
     )

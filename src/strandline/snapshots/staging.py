@@ -25,16 +25,13 @@ def staged(dest: str, *, env: Env) -> Iterator[str]:
     block are removed by the next call in the same parent folder.
     """
     place = Path(dest).absolute()
-    parent, name = str(place.parent), place.name
-    env.disk.make_folders(parent)
     was_there = check_free(dest, disk=env.disk)
-    sweep(parent, env=env)
-    with _taken(parent, name, env=env) as hidden:
+    with scratch_folder(dest, env=env) as hidden:
         yield hidden
         sync_folders(hidden, disk=env.disk)
         _rename(hidden, str(place), disk=env.disk)
         try:
-            env.disk.sync_folder(parent)
+            env.disk.sync_folder(str(place.parent))
         except BaseException:
             # Not acknowledged yet, and a power failure might undo it: undo it now.
             with contextlib.suppress(StorageError):
@@ -46,13 +43,24 @@ def staged(dest: str, *, env: Env) -> Iterator[str]:
 
 @contextlib.contextmanager
 def scratch_folder(beside: str, *, env: Env) -> Iterator[str]:
-    """An empty hidden folder beside a path, for the duration of the block; that of a dead process is removed later."""
+    """An empty hidden folder beside a path, for the duration of the block; that of a dead process is removed later.
+
+    A lock says that its process lives. It is removed with all that is left in it.
+    """
     place = Path(beside).absolute()
     parent = str(place.parent)
     env.disk.make_folders(parent)
     sweep(parent, env=env)
-    with _taken(parent, place.name, env=env) as hidden:
-        yield hidden
+    with contextlib.ExitStack() as stack:
+        hidden = _locked_name(stack, parent, place.name, env=env)
+        try:
+            env.disk.make_folders(hidden)
+            yield hidden
+        finally:
+            with contextlib.suppress(StorageError):
+                env.disk.remove_folder(hidden)
+            with contextlib.suppress(StorageError):
+                env.disk.remove(f"{hidden}.lock")
 
 
 def check_free(dest: str, *, disk: Disk) -> bool:
@@ -98,21 +106,6 @@ def _sweep_one(hidden: str, *, env: Env) -> None:
         if held:
             set_aside(hidden, env=env)
             env.disk.remove(lock)
-
-
-@contextlib.contextmanager
-def _taken(parent: str, name: str, *, env: Env) -> Iterator[str]:
-    """An empty hidden folder under a lock, which says that its process lives; removed with all that is left in it."""
-    with contextlib.ExitStack() as stack:
-        hidden = _locked_name(stack, parent, name, env=env)
-        try:
-            env.disk.make_folders(hidden)
-            yield hidden
-        finally:
-            with contextlib.suppress(StorageError):
-                env.disk.remove_folder(hidden)
-            with contextlib.suppress(StorageError):
-                env.disk.remove(f"{hidden}.lock")
 
 
 def _locked_name(stack: contextlib.ExitStack, parent: str, name: str, *, env: Env) -> str:
