@@ -97,15 +97,11 @@ def sweep(parent: str, *, env: Env) -> None:
             if _REMOVING.fullmatch(row.name):
                 env.disk.remove_folder(path)
             elif _STAGING.fullmatch(row.name):
-                _sweep_one(path.removesuffix(".lock"), env=env)
-
-
-def _sweep_one(hidden: str, *, env: Env) -> None:
-    lock = f"{hidden}.lock"
-    with env.disk.try_locked(lock) as held:
-        if held:
-            set_aside(hidden, env=env)
-            env.disk.remove(lock)
+                hidden = path.removesuffix(".lock")
+                with env.disk.try_locked(f"{hidden}.lock") as held:
+                    if held:
+                        set_aside(hidden, env=env)
+                        env.disk.remove(f"{hidden}.lock")
 
 
 def _locked_name(stack: contextlib.ExitStack, parent: str, name: str, *, env: Env) -> str:

@@ -116,7 +116,12 @@ def with_version(versions: Sequence[ValueVersion], codec: Codec, where: str) -> 
     wanted = as_version(codec, len(versions) + 1)
     if versions and versions[-1].is_same_format(wanted):
         return tuple(versions)
-    _refuse_unenforced(codec)
+    keyword = getattr(getattr(codec, "codec", codec), "unenforced", None)
+    if keyword is not None:  # the schema promises more than the log keeps
+        raise SchemaRefused(
+            f"The JSON Schema has {keyword}, which {codec.name} values are not checked for: leave the keyword out of "
+            "the schema that the log records, and check it where values are produced."
+        )
     if versions:
         _check_change(codec_of(versions[-1], where), codec, where)
     return (*versions, wanted)
@@ -129,16 +134,6 @@ def _without_constraints(codec: Codec) -> Codec:
         case Debezium() | BeforeAfter():
             return type(codec)(_without_constraints(codec.codec))
     return codec
-
-
-def _refuse_unenforced(codec: Codec) -> None:
-    """``SchemaRefused`` for a JSON Schema that promises more than the log keeps."""
-    keyword = getattr(getattr(codec, "codec", codec), "unenforced", None)
-    if keyword is not None:
-        raise SchemaRefused(
-            f"The JSON Schema has {keyword}, which {codec.name} values are not checked for: leave the keyword out of "
-            "the schema that the log records, and check it where values are produced."
-        )
 
 
 def check_copied(source: Sequence[ValueVersion], target: Sequence[ValueVersion], where: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from os import PathLike
-from typing import Any, Final, TypeAlias, cast
+from typing import Final, TypeAlias, cast
 
 from strandline.compat.v1.log import NamedFormat, QueueLog, open_format
 from strandline.compat.v1.queue import V1Queue
@@ -48,7 +48,11 @@ def queue_at(
     opened: Closing | None = None
     log: object = source
     if isinstance(source, str | PathLike):
-        log = _open(source, format=format, options=options, env=env)
+        if format is not None:
+            log = open_format(source, format, options=options, env=env)
+        else:
+            place = ParsedAddress.of(source)
+            log = open_address(source) if place.is_node or place.is_wal else open_log(source, options=options, env=env)
         opened = log if isinstance(log, Closing) and not isinstance(log, ObjectLog) else None
     if dead_letters is not None and isinstance(log, ObjectLog | QueueLog | Queue):
         raise InvalidInput("dead_letters= is for a log without an object store: this one keeps them in its own.")
@@ -77,10 +81,3 @@ def queue_at(
         queue = SlotQueue(cast("Log", log), slot, start=start, url=url, letters=letters, env=env)
         closing.pop_all()
     return queue, opened
-
-
-def _open(address: Address, *, format: NamedFormat | None, **settings: Any) -> object:  # noqa: A002
-    if format is not None:
-        return open_format(address, format, **settings)
-    place = ParsedAddress.of(address)
-    return open_address(address) if place.is_node or place.is_wal else open_log(address, **settings)

@@ -179,7 +179,10 @@ class AppendLogStore(KeyedStore):
 
     def _adopt(self) -> None:
         """Determine whether a started rename has happened."""
-        if self._coming is not None and self._term_on_disk() == self._coming.term:
+        if self._coming is None:
+            return
+        head = frame_head(memoryview(self._env.disk.read(self._path, 0, HEADER_SIZE)))
+        if isinstance(head, FrameHead) and head.info.term == self._coming.term:
             self._place, self._doubtful = self._coming, False
         self._coming = None
 
@@ -255,10 +258,6 @@ class AppendLogStore(KeyedStore):
             self._file.close()
             self._file = None
         self._env.disk.rename(temporary, self._path)
-
-    def _term_on_disk(self) -> int | None:
-        head = frame_head(memoryview(self._env.disk.read(self._path, 0, HEADER_SIZE)))
-        return head.info.term if isinstance(head, FrameHead) else None
 
     def export_to(self, folder: Address) -> Snapshot:
         """Seal the state as of the call as a snapshot; reads and writes continue meanwhile."""

@@ -93,7 +93,10 @@ class RocksStore(RuledStore):
         folder = as_folder(folder)
         check_new(folder, FolderKind.ROCKSDB_STORE, disk=env.disk)
         make_own_folder(folder, disk=env.disk)
-        db = _open_database(folder, sync=sync)
+        try:
+            db: Rdict = rocksdict().Rdict(folder, _options(sync=sync), {_FAMILY: _options(sync=sync)})
+        except Exception as error:
+            raise _explained(error, folder, "opened") from error
         try:
             store = cls(folder, db, sync=sync, env=env)
         except BaseException:
@@ -260,14 +263,6 @@ def rocksdict() -> Any:
     except ImportError as error:
         raise MissingExtra("RocksDB stores need the extra 'rocksdb': pip install 'strandline[rocksdb]'.") from error
     return rocksdict
-
-
-def _open_database(folder: str, *, sync: bool) -> Rdict:
-    try:
-        db: Rdict = rocksdict().Rdict(folder, _options(sync=sync), {_FAMILY: _options(sync=sync)})
-    except Exception as error:
-        raise _explained(error, folder, "opened") from error
-    return db
 
 
 def _options(*, sync: bool) -> Options:

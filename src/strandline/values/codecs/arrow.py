@@ -238,13 +238,10 @@ def _read(value: bytes) -> tuple[pa.RecordBatch, bytes]:
 
 def _written(row: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
+    columns = [pa.concat_arrays([column]) if column.offset else column for column in row.columns]
     with pa.ipc.new_stream(sink, row.schema) as writer:
-        writer.write_batch(pa.RecordBatch.from_arrays([_own(column) for column in row.columns], schema=row.schema))
+        writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=row.schema))
     return bytes(sink.getvalue())
-
-
-def _own(column: pa.Array) -> pa.Array:
-    return pa.concat_arrays([column]) if column.offset else column
 
 
 @dataclass

@@ -203,7 +203,8 @@ def convert(shape: ColumnShape, values: list[Any]) -> pa.Array:  # noqa: PLR0911
     if pt.is_float32(kind):
         return _floats(pa.array(values, pa.float64()))
     if pt.is_decimal(kind):
-        return _decimals(values, kind)
+        fit = decimal_fit(kind)
+        return pa.array([None if value is None else fit(value) for value in values], kind)
     return pa.array(values, kind)
 
 
@@ -212,11 +213,6 @@ def _floats(wide: pa.Array) -> pa.Array:
     if pc.any(pc.xor(pc.is_inf(wide), pc.is_inf(narrow))).as_py():
         raise ValueError("the number is too large")
     return narrow
-
-
-def _decimals(values: list[Any], kind: pa.DataType) -> pa.Array:
-    fit = decimal_fit(kind)
-    return pa.array([None if value is None else fit(value) for value in values], kind)
 
 
 def _dated(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -79,7 +79,7 @@ def has_years(kind: pa.DataType) -> bool:
 def is_in_years(column: pa.Array) -> bool:
     """Whether all timestamps or dates of a column are of the years 1 to 9999."""
     low, high = year_bounds(column.type)
-    found = pc.min_max(_numbers(column))
+    found = pc.min_max(column.view(pa.int32() if pt.is_date32(column.type) else pa.int64()))
     return found["min"].as_py() is None or bool(low <= found["min"].as_py() and found["max"].as_py() <= high)
 
 
@@ -99,21 +99,21 @@ def field_of_other_years(name: str, column: pa.Array) -> str | None:
     return next((found for part in inside if (found := field_of_other_years(*part)) is not None), None)
 
 
-def _numbers(column: pa.Array) -> pa.Array:
-    return column.view(pa.int32() if pt.is_date32(column.type) else pa.int64())
-
-
 def cutting(kind: pa.DataType) -> pc.CastOptions:
     """A cast that cuts finer times off. Not ``safe=False``: that makes other times of those beyond the type's range."""
     return pc.CastOptions(target_type=kind, allow_time_truncate=True)
 
 
-def misfit_of(kind: pa.DataType, via: pa.DataType | None, load: Callable[[Any], Any] | None) -> Misfit | None:
+def misfit_of(  # noqa: PLR0911 - one for each kind of type
+    kind: pa.DataType, via: pa.DataType | None, load: Callable[[Any], Any] | None
+) -> Misfit | None:
     """The check of values for a column of this type, built through another type or a function; None without one."""
     if load is not None:
         return _loading(load)
     if via is not None:
-        return _times(kind, via) if pt.is_integer(via) else _texts(kind)
+        if pt.is_integer(via):
+            return _times(kind, via)
+        return _timestamp(kind) if pt.is_timestamp(kind) else _date if pt.is_date32(kind) else None
     if pt.is_decimal(kind):
         return _decimal(kind)
     if pt.is_integer(kind):
@@ -121,12 +121,6 @@ def misfit_of(kind: pa.DataType, via: pa.DataType | None, load: Callable[[Any], 
     if pt.is_timestamp(kind):
         return _moment(kind)
     return _float if pt.is_float32(kind) else None
-
-
-def _texts(kind: pa.DataType) -> Misfit | None:
-    if pt.is_timestamp(kind):
-        return _timestamp(kind)
-    return _date if pt.is_date32(kind) else None
 
 
 def _loading(load: Callable[[Any], Any]) -> Misfit:

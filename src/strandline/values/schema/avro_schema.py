@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -143,12 +143,8 @@ def _decimal(name: str, schema: Mapping[str, Any]) -> pa.DataType:
     return (pa.decimal128 if precision <= _MAX_DIGITS_128 else pa.decimal256)(precision, scale)
 
 
-def to_avro(schema: pa.Schema) -> dict[str, Any]:
+def to_avro(fields: Iterable[pa.Field], name: str = "Value") -> dict[str, Any]:
     """An Avro schema with the columns of an Arrow schema, each of which may be null."""
-    return _record("Value", list(schema))
-
-
-def _record(name: str, fields: list[pa.Field]) -> dict[str, Any]:
     parts = []
     for field in fields:
         if not _NAME.fullmatch(field.name):
@@ -161,7 +157,7 @@ def _record(name: str, fields: list[pa.Field]) -> dict[str, Any]:
 
 def _avro_type(name: str, kind: pa.DataType) -> Any:  # noqa: PLR0911 - one answer for each kind of type
     if pt.is_struct(kind):
-        return _record(name, list(kind))
+        return to_avro(kind, name)
     if is_list(kind):
         return {"type": "array", "items": ["null", _avro_type(name, kind.value_type)]}
     if pt.is_map(kind):
