@@ -77,7 +77,7 @@ class QueueContract(QueueReadContract, AckingContract, PoisonContract):
         old = five.open()
         held, handle = old.next_descriptors(2), old.fetch_handle()
         new = five.open()
-        assert [old.fetch_descriptor(descriptor).values for descriptor in held] == [list(self.zero), [b"1"]]
+        assert [old.fetch_handle().fetch(descriptor).values for descriptor in held] == [list(self.zero), [b"1"]]
         assert [handle.fetch(descriptor) for descriptor in held] == [new.next_batch(), new.next_batch()]
 
     def test_a_consumer_that_was_fenced_may_open_anew(self, five: QueuePlace) -> None:

@@ -178,7 +178,7 @@ class PoisonContract(QueueFixtures):
         consumer = five.open()
         descriptors = consumer.next_descriptors(3)
         with pytest.raises(CorruptData):
-            consumer.fetch_descriptor(descriptors[1])
+            consumer.fetch_handle().fetch(descriptors[1])
         where = consumer.dead_letter(descriptors[1], "not for us")
         assert where.startswith(f"{five.store.url}/{five.letters}")
         assert [letter["reason"] for letter in self.kept(five)] == ["not for us"]

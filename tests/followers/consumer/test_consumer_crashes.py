@@ -78,7 +78,7 @@ class Life:
         handed_out = self.insist(lambda: self.consumer.next_descriptors(2))
         for descriptor in handed_out:
             self.seen.append(
-                self.insist(lambda descriptor=descriptor: self.consumer.fetch_descriptor(descriptor)).sequence
+                self.insist(lambda descriptor=descriptor: self.consumer.fetch_handle().fetch(descriptor)).sequence
             )
         self.asked = first + 4
         self.insist(lambda: self.consumer.ack_through(first + 3))

@@ -373,7 +373,7 @@ def test_batches_can_be_fetched_in_another_process(tmp_path: Path) -> None:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         found = list(pool.map(consumer.fetch_handle().fetch, descriptors))
     assert [batch.values for batch in found] == [[b"0"], [b"1"], [b"2"]]
-    assert found == [consumer.fetch_descriptor(descriptor) for descriptor in descriptors]
+    assert found == [consumer.fetch_handle().fetch(descriptor) for descriptor in descriptors]
 
 
 class TestPositionsWithinBatches:
@@ -420,7 +420,7 @@ class TestBatches:
     def test_a_descriptor_of_another_kind_of_queue_is_refused(self, log: ObjectLog) -> None:
         consumer = opened(log)
         with pytest.raises(InvalidInput, match="another queue"):
-            consumer.fetch_descriptor(QueueEntry(0, "x"))
+            consumer.fetch_handle().fetch(QueueEntry(0, "x"))
 
     def test_by_default_every_hundredth_acknowledgement_is_durable(self, clock: ManualClock) -> None:
         place = PlainStore()
@@ -581,9 +581,9 @@ class TestMetrics:
         labels = {"log": log.url, "slot": "gauged"}
         sizes = [entry.size for entry in log.head().tail]
         consumer = opened(open_log(log.store, env=Env(clock=clock)), "gauged", env=Env(clock=clock))
-        batch = consumer.next_batch()
-        clock.set_wall(batch.metadata[0].ingested + 7_000_000)
-        consumer.fetch_descriptor(batch.descriptor)
+        (first,) = consumer.descriptors_between(0, 0)
+        clock.set_wall(first.metadata[0].ingested + 7_000_000)
+        consumer.next_batch()
         assert sample("queue_length", **labels) == 3
         assert sample("lag_records", **labels) == 6
         assert sample("lag_bytes", **labels) == sum(sizes)

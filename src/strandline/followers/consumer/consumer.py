@@ -238,10 +238,6 @@ class Consumer:
         """The reader of batches by their descriptors, in any process; this consumer can continue meanwhile."""
         return self._reader.handle
 
-    def fetch_descriptor(self, descriptor: Descriptor) -> ConsumedBatch:
-        """Read a batch; moves no cursor, but updates :attr:`lag`. ``CorruptData`` or ``NotFound`` naming its object."""
-        return self._reader.fetch(descriptor)
-
     def batches(self, *, parallel: Positive = 4, ahead: Positive = AHEAD_BYTES) -> Iterator[ConsumedBatch]:
         """All batches after the read cursor, in order, until there are no more; then it can be called again.
 
