@@ -34,7 +34,7 @@ from strandline.log.writers.source import source_writer
 from strandline.model.addresses import Address
 from strandline.model.arguments import Named, checked
 from strandline.model.head import WriterId
-from strandline.storage.objects.store import ABSENT, ObjectInfo
+from strandline.storage.objects.store import ABSENT
 from strandline.storage.task_pool import TaskPool, ThreadPool
 from strandline.tier.read.tiered_log import hot_tier
 from strandline.values.contract import Codec
@@ -118,10 +118,6 @@ def _object_log(log: Any) -> ObjectLog:
             "'strandline ingest'."
         )
     return found
-
-
-def _is_same(row: ObjectInfo, file: LoadedFile) -> bool:
-    return (row.size, row.modified) == (file.size, file.modified)
 
 
 _NotedBatch: TypeAlias = tuple[str, int, int, int, int, int, WriterId, int, int]
@@ -256,9 +252,9 @@ class _LoadJob:
         """``InvalidInput`` if a file changed while it was read: some of its rows may be old and others new."""
         stores = {file.store.url: file.store for file in self.files}
         for url, store in stores.items():
-            files = {file.path: file for file in self.files if file.store.url == url}
-            same = {row.path for row in listed(store, files) if _is_same(row, files[row.path])}
-            if changed := next((file for path, file in files.items() if path not in same), None):
+            files = [file for file in self.files if file.store.url == url]
+            now = {row.path: (row.size, row.modified) for row in listed(store, {file.path for file in files})}
+            if changed := next((file for file in files if now.get(file.path) != (file.size, file.modified)), None):
                 raise InvalidInput(
                     f"{changed.where} changed while it was loaded, and nothing was appended: load it again."
                 )

@@ -4,7 +4,6 @@
 :func:`crash_everywhere` and similar functions stop a workload at each of its disk operations and check the result.
 """
 
-from strandline.testing.simdisk.choices import every as every
 from strandline.testing.simdisk.disk import Moment as Moment
 from strandline.testing.simdisk.disk import SimulatedAction as SimulatedAction
 from strandline.testing.simdisk.disk import SimulatedDisk as SimulatedDisk
@@ -13,3 +12,4 @@ from strandline.testing.simdisk.explore import fail_everywhere as fail_everywher
 from strandline.testing.simdisk.explore import fill_everywhere as fill_everywhere
 from strandline.testing.simdisk.nodes import POWER as POWER
 from strandline.testing.simdisk.nodes import CrashMode as CrashMode
+from strandline.testing.simdisk.nodes import every as every

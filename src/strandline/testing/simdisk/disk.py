@@ -13,8 +13,16 @@ from typing import Final, Literal, NamedTuple, TypeVar
 from strandline.errors import NotFound, StorageError
 from strandline.storage.disk import AppendFile, FolderRow
 from strandline.testing.faulty import Crash
-from strandline.testing.simdisk.choices import Choices, Drawn
-from strandline.testing.simdisk.nodes import CrashMode, File, Folder, crash_below, observable_state, walk
+from strandline.testing.simdisk.nodes import (
+    Choices,
+    CrashMode,
+    Drawn,
+    File,
+    Folder,
+    crash_below,
+    observable_state,
+    walk,
+)
 from strandline.testing.simdisk.tree import Tree, clean
 
 R = TypeVar("R")

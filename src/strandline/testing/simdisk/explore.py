@@ -12,9 +12,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 from strandline.errors import DiskFull, StorageError
 from strandline.testing.faulty import Crash
-from strandline.testing.simdisk.choices import Choices, Drawn, every
 from strandline.testing.simdisk.disk import MOMENTS, Moment, SimulatedCall, SimulatedDisk
-from strandline.testing.simdisk.nodes import POWER, CrashMode
+from strandline.testing.simdisk.nodes import POWER, Choices, CrashMode, Drawn, every
 
 N = TypeVar("N")
 
