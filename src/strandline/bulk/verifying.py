@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Final
 
@@ -67,14 +67,14 @@ def verify(
     """
     with log_at(log) as source:
         require(source, "verified", *READING)
-        job = _Job(source, pool or ThreadPool(), on_progress, quick)
-        if not job.check_structure():
-            return job.found
-        job.check_cold_tier()
-        job.check_records(since, upto)
-        job.check_tables(tables)
-        job.check_stores(stores)
-        return job.found
+        found = Verification(getattr(source, "url", repr(source)), log_id=getattr(source, "log_id", None))
+        job = _Job(source, pool or ThreadPool(), on_progress, quick, found)
+        if job.check_structure():
+            job.check_cold_tier()
+            job.check_records(since, upto)
+            job.check_tables(tables)
+            job.check_stores(stores)
+        return found
 
 
 @dataclass(slots=True)
@@ -85,14 +85,11 @@ class _Job:
     pool: TaskPool
     on_progress: Callable[[int, int], None]
     quick: bool
-    found: Verification = field(init=False)
+    found: Verification
     cold_start: int | None = None
     """The first offset of all segments, also of those below a hole."""
     done: int = 0
     total: int = 0
-
-    def __post_init__(self) -> None:
-        self.found = Verification(getattr(self.log, "url", repr(self.log)), log_id=getattr(self.log, "log_id", None))
 
     @property
     def hot(self) -> Any:

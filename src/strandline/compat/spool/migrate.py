@@ -242,27 +242,18 @@ def _make(source: _Spool, hidden: str, *, env: Env, log_id: UUID, renumber: bool
     env.disk.make_folders(hidden)
     begin(hidden, SlotsFile(log_id, start), (), disk=env.disk)
     with WalLog.open(hidden, create=False, tail_bytes=0, pending_bytes=_GROUP_BYTES, background=False, env=env) as log:
-        copied = _copy(data, start, log, spool, renumbering)
-    _warn_of_remainder(copied, data, spool)
+        end = _copy(data, start, log, spool, renumbering)
     if renumbering is not None:
         _warn_of_gaps(renumbering, spool)
-    slots = _settled(slots, Bounds(start, copied.end), now=env.clock.now(), where=beside)
-    note_migrated(hidden, size=len(data), end=copied.end, disk=env.disk)
+    slots = _settled(slots, Bounds(start, end), now=env.clock.now(), where=beside)
+    note_migrated(hidden, size=len(data), end=end, disk=env.disk)
     # Syncs the folder, too: every name in it is durable before its own is.
     write_slots_file(hidden, SlotsFile(log_id, start, tuple(slots)), disk=env.disk)
     return renumbering
 
 
-class _MigratedRecords(NamedTuple):
-    end: int
-    """Cursor after its last record."""
-    clamped: int
-    """Number of records with an invalid time."""
-    stop: LegacyStop
-
-
-def _copy(data: memoryview, start: int, log: WalLog, spool: str, renumbering: Renumbering | None) -> _MigratedRecords:
-    """Append every record, and return when they are durable."""
+def _copy(data: memoryview, start: int, log: WalLog, spool: str, renumbering: Renumbering | None) -> int:
+    """Append every record; returns the offset after the last one, when they are durable."""
     scanner = LegacyScanner(data)
     now = log.env.clock.now() // 1000
     offset, term, clamped, handle = start, 0, 0, None
@@ -288,7 +279,12 @@ def _copy(data: memoryview, start: int, log: WalLog, spool: str, renumbering: Re
         offset, term = offset + len(run.payloads), run.term
     if handle is not None:
         handle.result()
-    return _MigratedRecords(offset, clamped, scanner.stop)
+    _warn_of_remainder(scanner.stop, data, spool)
+    if clamped:
+        _LOGGER.warning(
+            "%s has %d records with a time out of range; in the log they have the latest valid time.", spool, clamped
+        )
+    return offset
 
 
 def _batch_of(run: SpoolRun, renumbering: Renumbering | None) -> pa.RecordBatch:
@@ -342,10 +338,8 @@ def _refuse_run(run: SpoolRun, offset: int, term: int, data: memoryview, index: 
     )
 
 
-def _warn_of_remainder(copied: _MigratedRecords, data: memoryview, spool: str) -> None:
+def _warn_of_remainder(stop: LegacyStop, data: memoryview, spool: str) -> None:
     """Warn of bytes that were not migrated; ``CorruptData`` if none were, and a crash cannot have caused that."""
-    stop = copied.stop
-    left = len(data) - stop.at
     if not stop.at and stop.ending not in (LegacyEnding.CLEAN, LegacyEnding.TORN):
         raise CorruptData(
             f"{spool} does not begin with a record ({stop.why}), so that it may be no spool at all; nothing was "
@@ -354,12 +348,7 @@ def _warn_of_remainder(copied: _MigratedRecords, data: memoryview, spool: str) -
     if stop.ending is not LegacyEnding.CLEAN:
         _LOGGER.warning(
             "%s is valid up to byte %d, which was migrated; the %d bytes after that are in this file only: "
-            "%s (%s).", spool, stop.at, left, stop.why, stop.ending.value,
-        )  # fmt: skip
-    if copied.clamped:
-        _LOGGER.warning(
-            "%s has %d records with a time out of range; in the log they have the latest valid time.",
-            spool, copied.clamped,
+            "%s (%s).", spool, stop.at, len(data) - stop.at, stop.why, stop.ending.value,
         )  # fmt: skip
 
 

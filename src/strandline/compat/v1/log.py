@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID, uuid5
 
@@ -118,7 +119,7 @@ class QueueLog(WithoutFormat, Produces, LogReading, Closing):
         self._slots = QueueSlots(self.log_id, self._cell, {}, self._origin)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_reopened, (self.store, self.manifest_path, self.folder, self.grace))
+        return (partial(QueueLog, grace=self.grace), (self.store, self.manifest_path, self.folder))
 
     def __repr__(self) -> str:
         return f"QueueLog({self.store.url!r}, manifest={self.manifest_path!r}, data={self.folder!r})"
@@ -255,7 +256,3 @@ class QueueLog(WithoutFormat, Produces, LogReading, Closing):
 def _time_of(entry: QueueEntry) -> int:
     times = MetadataRanges.of(entry.metadata).times
     return max(times) if times else time_of(entry.location) or 0
-
-
-def _reopened(store: ObjectStore, manifest: str, data: str, grace: float) -> QueueLog:
-    return QueueLog(store, manifest, data, grace=grace)
