@@ -10,16 +10,14 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 import pyarrow as pa
 
-from strandline.bulk.load_files import FilePart, RecordFields
+from strandline.bulk.load_files import FilePart, RecordFields, codec_for
 from strandline.bulk.load_sources import LoadedFile
-from strandline.errors import InvalidInput, Unsupported
+from strandline.errors import InvalidInput
 from strandline.ingestion.log_sink import LogSink
 from strandline.log.object.log import ObjectLog
 from strandline.log.object.sources import note_name
-from strandline.log.read.value_format import named_codec
 from strandline.model.cursor import Cursor
 from strandline.model.records import READ_SCHEMA
-from strandline.values.contract import Codec
 
 _AT_ONCE: Final = 16 << 20
 """Approximate size of one append in bytes."""
@@ -107,13 +105,6 @@ class FileAppender:
             yield first, pa.Table.from_batches(held)
 
     def _records(self) -> Iterator[pa.RecordBatch]:
-        codec = self._codec()
+        codec = codec_for(self.log)
         for file in self.files:
             yield from FilePart(file).records(self.fields, codec)
-
-    def _codec(self) -> Codec | None:
-        try:
-            found = named_codec(self.log)
-        except Unsupported:
-            return None
-        return None if found is None or found.name == "raw" else found

@@ -228,11 +228,9 @@ class _IngestJob:
         return at, records
 
     def _after(self, part: SpansRange | StreamRange, at: Cursor) -> Cursor:
-        """The cursor behind a range, with the fingerprint of its last batch or message."""
         return cursor_after(at, part.spans[-1]) if isinstance(part, SpansRange) else self.source.cursor_at(part.next)
 
     def _ranges(self, at: Cursor, end: int) -> Sequence[SpansRange | StreamRange]:
-        """What the tasks of the next wave ingest."""
         count = WAVE * self.pool.count
         if self.reopen is not None:
             upto = min(end, at.next + count * TASK_POSITIONS)

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 
 from strandline.bulk.load_sources import LoadedFile
 from strandline.bulk.load_times import as_time, with_short_times
-from strandline.errors import InvalidInput, SchemaRefused
+from strandline.errors import InvalidInput, SchemaRefused, Unsupported
 from strandline.formats.json.records import is_record, parse_record, record_table
+from strandline.log.read.value_format import named_codec
 from strandline.model.records import RECORD_SCHEMA, Op, conform
 from strandline.storage.clock import CLOCK
 from strandline.values.codecs.structs import Json
@@ -54,6 +55,15 @@ class RecordFields:
         """All of them, once each."""
         given = (self.key, self.op, self.timestamp, self.value, *self.headers)
         return list(dict.fromkeys(name for name in given if name is not None))
+
+
+def codec_for(log: Any) -> Codec | None:
+    """The codec of the values of rows that are loaded into a log; None if it names no format, or has none."""
+    try:
+        found = named_codec(log)
+    except Unsupported:
+        return None
+    return None if found is None or found.name == "raw" else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +179,6 @@ class _StoreFile(io.RawIOBase):
 
 
 def _decompressed(raw: io.BufferedReader, file: LoadedFile) -> Any:
-    """The stream of a text file."""
     stream = pa.PythonFile(raw)
     return stream if file.compression is None else pa.CompressedInputStream(stream, file.compression)
 
@@ -237,7 +246,6 @@ def _as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _as_headers(found: Mapping[str, Sequence[bytes | None]]) -> pa.Array:
-    """The headers of each row, out of its fields."""
     rows = [
         [(name, text) for name, text in zip(found, texts, strict=True) if text is not None]
         for texts in zip(*found.values(), strict=True)

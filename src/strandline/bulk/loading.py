@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.bulk.load_files import FilePart, RecordFields, opened
+from strandline.bulk.load_files import FilePart, RecordFields, codec_for, opened
 from strandline.bulk.load_sources import LoadedFile, files_at, listed
 from strandline.errors import (
     AlreadyExists,
@@ -29,7 +29,6 @@ from strandline.log.object import ObjectLog
 from strandline.log.object.head.edits import BatchListing
 from strandline.log.object.staging import FOLDER, StagedAppend
 from strandline.log.read.planning import SMALL_PARTITION
-from strandline.log.read.value_format import named_codec
 from strandline.log.writers.source import source_writer
 from strandline.model.addresses import Address
 from strandline.model.arguments import Named, checked
@@ -178,8 +177,7 @@ class _LoadJob:
         if self._is_loaded(writer):
             return self._committed(append, [])
         self._begin(append, note)
-        found = named_codec(self.log)
-        codec = None if found is None or found.name == "raw" else found
+        codec = codec_for(self.log)
         parts = enumerate(self._parts())
         tasks = [LoadTask(append, number, part, self.fields, codec) for number, part in parts]
         try:

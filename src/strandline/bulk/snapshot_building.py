@@ -141,7 +141,6 @@ def _sealed(folder: str, log: LogReading, kind: str, upto: int | None) -> Snapsh
 
 
 def _built(job: RangeJob, folder: str, kind: SnapshotKind, upto: int | None, group_bytes: int) -> Snapshot:
-    """Reduce, merge and seal."""
     log, store = job.log, job.store
 
     def new() -> SnapshotPlan:

@@ -173,7 +173,6 @@ class _CheckedSpans:
     """The offset after the last span that was read."""
 
     def tables(self) -> Iterator[pa.Table]:
-        """The records of each readable span."""
         paths = [span.path if isinstance(span, ColdSpan) else None for span in self.spans]
         marked = (
             _CheckedSpan(span, is_first=path is not None and path != before)
@@ -227,9 +226,7 @@ def _differences(ours: pa.Table, theirs: pa.Table) -> list[Problem]:
     shorter = range(1, count)
     low = bisect(shorter, False, key=lambda some: not same_unless_erased(ours.slice(0, some), theirs.slice(0, some)))
     high = count - bisect(
-        shorter,
-        False,
-        key=lambda some: not same_unless_erased(ours.slice(count - some), theirs.slice(count - some)),
+        shorter, False, key=lambda some: not same_unless_erased(ours.slice(count - some), theirs.slice(count - some))
     )
     first = _offsets_of(ours)[0] + low
     here, there = ours.slice(low, 1), theirs.slice(low, 1)
@@ -242,7 +239,6 @@ def _differences(ours: pa.Table, theirs: pa.Table) -> list[Problem]:
 
 
 def _shown(row: pa.Table) -> str:
-    """A record as short text."""
     op, key, value = (row.column(name)[0].as_py() for name in ("op", "key", "value"))
     time = row.column("timestamp").cast(pa.int64())[0]
     return f"{Op(op).name.lower()} {short_bytes(key)} = {short_bytes(value)}, {time} µs"

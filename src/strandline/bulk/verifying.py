@@ -276,7 +276,6 @@ class _Job:
         self.found.take([Finding(Severity.NOTE, FindingKind.TRIM, self.found.subject, what, offsets=(first, end))])
 
     def _report(self, problem: Problem) -> None:
-        """Report damage of records."""
         if all((one.where, one.kind) != (problem.where, problem.kind) for one in self.found.damage):  # by its structure
             self._damaged(problem.kind, problem.message, problem.where, (problem.first, problem.next))
 
@@ -334,7 +333,6 @@ class _Job:
     # --- tables and stores --------------------------------------------------------------------------------------
 
     def check_tables(self, tables: Sequence[MaintainedTable]) -> None:
-        """Compare each table with the log at its cursor."""
         for table in tables:
             try:
                 check = verify_table(table, self.log, pool=self.pool)
@@ -355,7 +353,6 @@ class _Job:
                 self._damaged(FindingKind.TABLE, what, table.where, (table.start(), check.cursor.next))
 
     def check_stores(self, stores: Sequence[Store]) -> None:
-        """Compare each store with the log at its cursor."""
         for store in stores:
             try:
                 found = compared_store(self.log, store)

@@ -1,10 +1,8 @@
 """``ingest``: follows a source into a log, from the position that the target remembers.
 
-There is no checkpoint. Each append has the position in the source as its number, and the advance in its writer id
-(:mod:`strandline.log.writers.source`): the target alone knows how far it has come, records and position are in one
-append, and an append that does not begin at that position is refused. So a crash at any point, a lost answer, a second
-ingest or a target that lost its end can neither double nor skip a record. The rest is
-:func:`~strandline.followers.run.follow`.
+There is no checkpoint: records and source position are in one append (:mod:`strandline.log.writers.source`), and an
+append that does not begin at the position is refused. So a crash at any point, a lost answer, a second ingest or a
+target that lost its end can neither double nor skip a record.
 """
 
 from __future__ import annotations
@@ -21,15 +19,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.compat.v1.upgrade import refuse_upgraded
-from strandline.errors import (
-    CursorExpired,
-    Diverged,
-    InvalidInput,
-    NotFound,
-    NotReady,
-    StrandlineError,
-    Unsupported,
-)
+from strandline.errors import CursorExpired, Diverged, InvalidInput, NotFound, NotReady, StrandlineError, Unsupported
 from strandline.followers.run import Batching, follow
 from strandline.ingestion.history import check_history, proving_end
 from strandline.ingestion.log_sink import TARGET, LogSink, TargetLog, may_be_repeated

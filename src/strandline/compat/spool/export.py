@@ -51,11 +51,7 @@ class SpoolExport:
 
 
 def export_spool(
-    log: WalLog | WalReader,
-    path: Address,
-    *,
-    env: Env = SYSTEM,
-    on_progress: Callable[[int], object] = lambda _: None,
+    log: WalLog | WalReader, path: Address, *, env: Env = SYSTEM, on_progress: Callable[[int], object] = lambda _: None
 ) -> SpoolExport:
     """Durably write everything that is retained now as a spool of version-3 frames, with the log's slots beside it.
 

@@ -106,13 +106,7 @@ class WriteAheadLog(Closing):
         ``spool-lsn``; slots are moved accordingly. One that is damaged before its end needs ``valid_prefix``: the
         records behind the damage are left out.
         """
-        folder = folder_of(
-            path,
-            migrate=migrate,
-            renumber=renumber,
-            valid_prefix=valid_prefix,
-            env=env,
-        )
+        folder = folder_of(path, migrate=migrate, renumber=renumber, valid_prefix=valid_prefix, env=env)
         log = WalLog.open(
             folder,
             create=create,

@@ -61,14 +61,7 @@ _LOGGED_GAPS: Final = 100
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-def folder_of(
-    path: Address,
-    *,
-    migrate: bool,
-    env: Env,
-    renumber: bool = False,
-    valid_prefix: bool = False,
-) -> str:
+def folder_of(path: Address, *, migrate: bool, env: Env, renumber: bool = False, valid_prefix: bool = False) -> str:
     """The folder of the log at ``path``; with ``migrate``, a spool of that name is moved there.
 
     ``WrongKind`` if there is a spool, but no folder, without ``migrate``: an empty log would hide the spool.
@@ -92,24 +85,21 @@ def folder_of(
 def migrate_spool(folder: str, *, env: Env, renumber: bool = False, valid_prefix: bool = False) -> Renumbering | None:
     """Create the log in this folder from the spool beside it, whole and with its slots, or not at all.
 
-    After a crash at any moment there is no log in the folder, and this can be repeated, or there is all of it. The
-    spool and its slots are not changed. ``Fenced``, and no change, if they were written meanwhile: later appends of
-    an older program would be in no log. Of two processes the second waits, and finds it done.
+    After a crash at any moment this can be repeated. The spool and its slots are not changed. Of two processes the
+    second waits, and finds it done.
 
-    The log holds the spool up to its torn tail, if it has one, which is logged as a warning. With ``valid_prefix`` it
-    may also end before damage that records follow: those are left out, with a warning. An empty
-    spool becomes an empty log, which continues after the highest slot: its consumer has applied
-    records up to there that were trimmed since. A slot that needs missing records is invalid in the log
-    (``wal-removed``).
+    The log holds the spool up to its torn tail, if it has one; with ``valid_prefix`` also up to damage that records
+    follow. What is left out is logged as a warning. An empty spool becomes an empty log, which continues after the
+    highest slot: its consumer has applied records up to there that were trimmed since. A slot that needs missing
+    records is invalid in the log (``wal-removed``).
 
     With ``renumber`` records whose lsns leave gaps or go back get new ones, in the order of the file, and keep the old
-    ones in the header ``spool-lsn``; slots are moved accordingly, so that no consumer misses a record. Each gap is
-    logged as a warning, and the renumbering is returned; None if none was needed.
+    ones in the header ``spool-lsn``; slots are moved so that no consumer misses a record. Each gap is logged, and the
+    renumbering is returned; None if none was needed.
 
-    ``CorruptData``, and no change: for damage with a whole frame behind it, without ``valid_prefix``; for lsns that are
-    not consecutive and terms that decrease; for a
-    damaged slots file; for a valid slot past the end, whose consumer proves that records are lost; for a file that
-    does not begin with a record, unless that is torn. ``InvalidInput`` for records that a log cannot hold.
+    Nothing is changed if it raises: ``Fenced`` if the files were written meanwhile; ``CorruptData`` for damage that
+    records follow, for lsns that are not consecutive, terms that decrease, damaged slots, a valid slot past the end,
+    and a file that does not begin with a record; ``InvalidInput`` for records that a log cannot hold.
     """
     with env.disk.locked(f"{folder}{MIGRATING}.lock"):
         if exists(f"{folder}/{IDENTITY}", disk=env.disk):
@@ -309,7 +299,6 @@ def _lsn_headers(lsns: Sequence[int]) -> pa.Array:
 
 
 def _checked_first(lsn: int, spool: str) -> int:
-    """The offset of the first record."""
     if not 1 <= lsn <= LAST_LSN:
         raise CorruptData(
             f"{spool} is damaged at byte 0: its first record has lsn {lsn}, which no record has; nothing was changed. "

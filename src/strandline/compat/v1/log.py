@@ -98,13 +98,7 @@ class QueueLog(WithoutFormat, Produces, LogReading, Closing):
     _limits = Limits()
 
     def __init__(
-        self,
-        store: ObjectStore,
-        manifest: str,
-        data: str,
-        *,
-        grace: Duration = GRACE,
-        env: Env = SYSTEM,
+        self, store: ObjectStore, manifest: str, data: str, *, grace: Duration = GRACE, env: Env = SYSTEM
     ) -> None:
         """Use :func:`open_queue`."""
         self.store = store

@@ -80,8 +80,7 @@ def _text(data: bytes) -> bytes:
 
 
 def _zigzag(number: int) -> bytes:
-    """A non-negative number, in Thrift's encoding of signed ones."""
-    return _varint(2 * number)
+    return _varint(2 * number)  # Thrift's encoding of signed numbers
 
 
 def _varint(number: int) -> bytes:

@@ -35,14 +35,7 @@ class ManifestCell:
     :mod:`strandline.compat.v1.edits`). ``register`` is called before the first change.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        path: str,
-        *,
-        env: Env,
-        register: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, store: ObjectStore, path: str, *, env: Env, register: Callable[[], None] = lambda: None) -> None:
         self._chance = env.chance
         self._register = register
         self._registered = False

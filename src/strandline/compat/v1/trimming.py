@@ -1,11 +1,9 @@
-"""Trimming of a queue of version 1: by listing and by the clock, conservatively.
+"""Trimming of a queue of version 1: by listing and by the clock, conservatively, since the format has no generations.
 
-The format has no generations, so time has to decide. A producer lists an object within half the grace period after
-its upload began, or not at all. So an object that is named like a batch, is a whole grace period old, and is not in a
-manifest that was read *after* the object was seen was acknowledged, or will never be listed.
-
-A batch does not say whose it is, and queues may share a data folder. So the batches that any other queue of the folder
-lists are kept, too; :mod:`strandline.compat.v1.neighbours` finds those queues.
+A producer lists an object within half the grace period after its upload began, or not at all. So an object that is
+named like a batch, is a whole grace period old, and is not in a manifest that was read *after* the object was seen was
+acknowledged, or will never be listed. Queues may share a data folder: what any other queue of it lists is kept, too
+(:mod:`strandline.compat.v1.neighbours`).
 """
 
 from __future__ import annotations
