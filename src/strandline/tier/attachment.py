@@ -12,20 +12,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, final
+from typing import Any, Final, Generic, TypeVar, final
 from uuid import UUID
 
-from strandline.errors import AlreadyExists, CorruptData, InvalidInput, NotFound
+import msgspec
+
+from strandline.errors import AlreadyExists, CorruptData, InvalidInput, NotFound, UnsupportedVersion
+from strandline.formats.json.checked import damage, decode_checked, encode_checked
 from strandline.log.topic.contract import Topic
 from strandline.log.topic.kafka import KafkaTopic
 from strandline.log.topic.logs import open_object_topic
 from strandline.model.addresses import refuse_credentials, split_address
+from strandline.model.json_values import natural, read_record, stamp_fields
 from strandline.model.segments import COLD_FILE, ColdTier
-from strandline.model.stamp import OpId
+from strandline.model.stamp import OpId, Stamped
 from strandline.storage.cell import StoreCell
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.objects.store import ObjectStore
-from strandline.tier.cell_codec import TierCellCodec
+
+T = TypeVar("T")
+
+FORMAT_VERSION: Final = 1
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class TierCellCodec(Generic[T]):
+    """Stores a dataclass as a cell's content; damage is an error, never an empty cell."""
+
+    kind: str
+    content: type[T]
+    optional: tuple[str, ...] = ()
+    """Fields that older cells lack."""
+
+    def encode(self, state: Stamped[T]) -> bytes:
+        """The bytes of a state."""
+        fields = {"min_reader": FORMAT_VERSION, **msgspec.to_builtins(state.value), **stamp_fields(state)}
+        return encode_checked(self.kind, FORMAT_VERSION, fields)
+
+    def decode(self, data: bytes | memoryview, where: str) -> Stamped[T]:
+        """The state in these bytes; ``CorruptData`` if they are damaged."""
+        with damage(where, "Restore the object."):
+            fields = decode_checked(bytes(data), self.kind, FORMAT_VERSION)
+            if natural(fields["min_reader"]) > FORMAT_VERSION:
+                raise UnsupportedVersion(f"{where} was written by a newer version of strandline: upgrade this one.")
+            return read_record(Stamped, fields, value=read_record(self.content, fields, optional=self.optional))
+
 
 COLD_CODEC: Final = TierCellCodec("strandline-cold", ColdTier)
 PARTITIONS: Final = 8

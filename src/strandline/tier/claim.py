@@ -23,7 +23,7 @@ from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.objects.store import ObjectStore
-from strandline.tier.cell_codec import TierCellCodec
+from strandline.tier.attachment import TierCellCodec
 
 CLAIM_FILE: Final = "tierer.json"
 

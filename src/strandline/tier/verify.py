@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from strandline.errors import CorruptData, Diverged, Gap, NotFound, NotReady, StrandlineError, UnsupportedVersion
 from strandline.log.findings import Finding, FindingKind, Severity, Verification
@@ -191,12 +191,8 @@ def _path(segment: SegmentMetadata) -> str:
 
 def _is_finished(manager: MetadataManager, segment: SegmentMetadata) -> bool:
     """Whether it is still readable: it may have expired since it was listed."""
-
-    def ask(cache: Any) -> bool:
-        known = cache.get(segment.segment)
-        return known is not None and known.state is SegmentState.COPY_FINISHED
-
-    return manager.current(segment.segment.partition, ask)
+    known = manager.current(segment.segment.partition, lambda cache: cache.get(segment.segment))
+    return known is not None and known.state is SegmentState.COPY_FINISHED
 
 
 def _history(log: HotLog, store: ObjectStore, seen: TierView, *, every: bool) -> Iterator[Finding]:

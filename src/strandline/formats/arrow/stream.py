@@ -129,28 +129,25 @@ class BatchHeader(NamedTuple):
 def batch_header(message: pa.Message, where: str) -> BatchHeader:
     """The header of a record batch; ``CorruptData`` if it is inconsistent. Reads the header only."""
     try:
-        return _batch_header_of(*_batch_header(message), where)
+        return _read_header(message, where)[0]
     except (ValueError, struct.error) as error:
         raise damaged_arrow(error, where) from error
 
 
-def _batch_header(message: pa.Message) -> tuple[memoryview, int]:
+def _read_header(message: pa.Message, where: str) -> tuple[BatchHeader, memoryview, int]:
+    """The header of a record batch, and where it is: the flatbuffer, and the position of its table."""
     table = memoryview(message.metadata).cast("B")
-    return table, target_of(table, find_field(table, read_number(table, 0, "I"), MESSAGE_HEADER))
-
-
-def _batch_header_of(table: memoryview, batch: int, where: str) -> BatchHeader:
+    batch = target_of(table, find_field(table, read_number(table, 0, "I"), MESSAGE_HEADER))
     length = find_field(table, batch, _BATCH_LENGTH)
     rows = 0 if length is None else read_number(table, length, "q")
     if rows < 0:
         raise CorruptData(f"{where} is damaged: it announces {rows} records.")
-    return BatchHeader(rows, find_field(table, batch, _BATCH_COMPRESSION) is not None)
+    return BatchHeader(rows, find_field(table, batch, _BATCH_COMPRESSION) is not None), table, batch
 
 
 def _size(message: pa.Message, where: str, *, compressed: bool) -> tuple[int, int]:
     """Number of rows of a message, and the memory to decode it, according to its header."""
-    table, batch = _batch_header(message)
-    rows, is_compressed = _batch_header_of(table, batch, where)
+    (rows, is_compressed), table, batch = _read_header(message, where)
     if compressed != is_compressed:
         raise CorruptData(f"{where} is damaged: its buffers do not have the announced compression.")
     body = memoryview(message.body or b"").cast("B")

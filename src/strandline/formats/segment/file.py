@@ -23,7 +23,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
+from strandline.errors import CorruptData, UnsupportedVersion
 from strandline.formats.arrow.header import check_message
 from strandline.formats.checksum import crc32c
 from strandline.formats.json.fields import Fields
@@ -380,13 +380,6 @@ def _check_pair(reader: ThriftReader) -> None:
     # Parquet passes the Arrow schema to Arrow as soon as a file is opened.
     if bytes(texts.get(_PAIR_KEY, b"")) == _ARROW_SCHEMA:
         check_message(memoryview(base64.b64decode(texts.get(_PAIR_VALUE, b""))))
-
-
-def begins_term(terms: Sequence[tuple[int, int]], term: int, first: int) -> bool:
-    """Whether a term begins at an offset; ``InvalidInput`` if it is older than the one before."""
-    if terms and term < terms[-1][0]:
-        raise InvalidInput(f"Offset {first} has term {term} after term {terms[-1][0]}: terms never decrease.")
-    return not terms or term > terms[-1][0]
 
 
 def _too_new(where: str, version: int) -> UnsupportedVersion:

@@ -23,7 +23,6 @@ from strandline.formats.segment.file import (
     SEGMENT_SCHEMA,
     Seal,
     SegmentFacts,
-    begins_term,
     chunks_of,
     decode_tail,
     encode_block,
@@ -96,11 +95,13 @@ class SegmentWriter:
         if not batches:
             return
         end = self._check_order(batches)
-        begins = begins_term(self._terms, term, self.next)
+        before = self._terms[-1][0] if self._terms else -1
+        if term < before:
+            raise InvalidInput(f"Offset {self.next} has term {term} after term {before}: terms never decrease.")
         listed = max(
             listed, self._listed[-1] if self._listed else listed, self._times[-1][0] if self._times else listed
         )
-        if begins:
+        if term > before:
             self._flush()  # a group, and so a span, has one term
             self._terms.append((term, self.next))
         for batch in batches:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import final
 
 from strandline.errors import StrandlineError
-from strandline.formats.segment.file import Seal, SegmentFacts
 from strandline.formats.segment.writer import EncodedSegment, SegmentWriter
 from strandline.log.contract import Slot
 from strandline.model.cursor import Limit, Span
@@ -61,16 +60,14 @@ class Copier:
             self.ledger.store.put(segment_path(segment.segment, segment.start), encoded.parts)
             verify_segment(self.ledger.store, segment)
 
-        return self._publish(slot, encoded.facts, encoded.seal, store, follows=follows)
+        return self._publish(slot, encoded, store, follows=follows)
 
     def list_stored(self, slot: Slot, stored: StoredSegment, *, follows: bool) -> SegmentMetadata:
         """Publish a segment whose object a task has stored and verified; otherwise as :meth:`copy`.
 
         ``NotFound`` if the object is gone: a sweep of another tierer took it for one that nobody needs.
         """
-        return self._publish(
-            slot, stored.facts, stored.seal, lambda segment: check_stored(self.ledger.store, segment), follows=follows
-        )
+        return self._publish(slot, stored, lambda segment: check_stored(self.ledger.store, segment), follows=follows)
 
     def discard(self, stored: StoredSegment) -> None:
         """Delete the object of a task whose segment is not published; if that fails, a later sweep does."""
@@ -83,12 +80,12 @@ class Copier:
     def _publish(
         self,
         slot: Slot,
-        facts: SegmentFacts,
-        seal: Seal,
+        made: EncodedSegment | StoredSegment,
         store: Callable[[SegmentMetadata], object],
         *,
         follows: bool,
     ) -> SegmentMetadata:
+        facts, seal = made.facts, made.seal
         segment = SegmentMetadata(
             segment=SegmentId(self.ledger.partition, facts.segment),
             start=facts.start,

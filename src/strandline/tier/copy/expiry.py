@@ -94,10 +94,9 @@ class Expiry:
         pinned = planning.pinned_from(self.ledger.log.slots.list(), self.ledger.log.slots.floor())
         slot.touch()
         is_needed = pinned is not None and pinned < min(hot, upto) and not force
-        if self.announced is not None and number is not None:
-            is_decided = self.announced.decide(number, 0 if is_needed else upto)
-            if not is_decided:
-                raise Fenced("Another tierer has announced a deletion since: this one must stop.")
+        decided = 0 if is_needed else upto
+        if self.announced is not None and number is not None and not self.announced.decide(number, decided):
+            raise Fenced("Another tierer has announced a deletion since: this one must stop.")
         if is_needed:
             raise InvalidInput(
                 f"A slot needs offset {pinned}, but the log itself begins at {hot}: nothing was removed. Let its "

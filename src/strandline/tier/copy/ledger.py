@@ -39,13 +39,12 @@ _NOTED: Final = 1000
 
 def known_segments(registry: MetadataManager, partition: TopicPartition) -> KnownSegments:
     """All segments of a log, with every event that was published before."""
-
-    def ask(cache: SegmentCache) -> KnownSegments:
-        return KnownSegments(
+    return registry.current(
+        partition,
+        lambda cache: KnownSegments(
             tuple(cache.segments(partition)), tuple(cache.unreferenced(partition)), cache.deletion(partition)
-        )
-
-    return registry.current(partition, ask)
+        ),
+    )
 
 
 @final

@@ -72,10 +72,7 @@ def list_segments(store: ObjectStore, log_id: UUID, partition: int) -> Iterator[
 
 
 def verify_segment(store: ObjectStore, segment: SegmentMetadata) -> SegmentFacts:
-    """Read a whole segment, in small ranges, and return its facts.
-
-    ``CorruptData`` unless size, checksum and facts agree with its events; ``NotFound``.
-    """
+    """Read a whole segment, in small ranges; ``CorruptData`` unless size, checksum and facts agree with its events."""
     path = segment_path(segment.segment, segment.start)
     with _naming(store, path, segment.start, segment.end):
         facts = verify_stored(store, path, seal_of(segment))
@@ -221,10 +218,7 @@ class ColdSpan:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSpan:
-    """A whole segment, whose row groups are planned when they are read: for plans with very many segments.
-
-    Picklable. All of its records have one term.
-    """
+    """A whole segment of one term, whose row groups are planned when they are read: for plans with very many."""
 
     store: ObjectStore
     segment: SegmentMetadata
@@ -245,10 +239,7 @@ class SegmentSpan:
 
 
 def listed_batches(span: ColdSpan) -> Iterator[tuple[pa.RecordBatch, int, list[BatchRun]]]:
-    """The records of a span with offsets, in runs with the same listing time (microseconds), in order.
-
-    With each its listing time, and the batches of its records.
-    """
+    """The records of a span with offsets, in runs; with each its listing time (microseconds), and its batches."""
     stored = [*(name for name in READ_SCHEMA.names if name != "offset"), LISTED]
     tail = span.tail()
     found = decode_group(tail, span.group, stored, span.pieces(tail.ranges(span.group, stored)))
@@ -333,10 +324,7 @@ def numbered_batches(batches: Iterable[pa.RecordBatch], first: int) -> list[pa.R
 
 
 def read_whole_group(span: ColdSpan) -> list[pa.RecordBatch]:
-    """The records of a span, as :meth:`ColdSpan.fetch` returns them, with every column verified and decoded.
-
-    A reader does not read the stored offsets, and listing times only to find a time.
-    """
+    """The records of a span, as :meth:`ColdSpan.fetch` returns them, with every column verified, for verifications."""
     tail = span.tail()
     group = tail.group(span.group)
     batches = decode_group(tail, span.group, (*READ_SCHEMA.names, LISTED), span.pieces(tail.chunks(span.group)))

@@ -203,10 +203,7 @@ class CacheRows:
         self._left = max(_FEW, len(content.columns) // 2)
 
     def is_crowded(self) -> bool:
-        """Count a change; whether the columns should be rebuilt.
-
-        Changes are Python objects, and removed rows waste memory.
-        """
+        """Count a change; whether the columns should be rebuilt: changes are objects, removed rows waste memory."""
         self._left -= 1
         return self._left <= 0
 

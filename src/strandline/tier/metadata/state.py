@@ -173,10 +173,7 @@ class MetadataPartition:
             self.assigned, self.target, self.trouble = True, None, ""
 
     def drop(self) -> None:
-        """Unassign the partition: it answers nothing, applies nothing, and its waiters fail with ``NotReady``.
-
-        Its position stays for a later assignment.
-        """
+        """Unassign the partition: it answers nothing, and its waiters fail with ``NotReady``; its position stays."""
         with self._lock:
             self.assigned, self.target, self.trouble = False, None, ""
             self._fail(
@@ -196,10 +193,7 @@ class MetadataPartition:
             return start, replay
 
     def set_target(self, target: int | None) -> None:
-        """Set the high-water mark: the partition is ready when all events below it are applied.
-
-        None marks the partition for a restart; it answers nothing until then.
-        """
+        """Set the high-water mark that makes the partition ready; with None it answers nothing until a restart."""
         self.target = target
 
     def forget(self) -> None:
@@ -252,10 +246,7 @@ class MetadataPartition:
         return AppliedEvents(applied, refused, skipped, gap)
 
     def stop(self, offset: int, why: str) -> bool:
-        """Stop at the next event, which this version cannot apply; the partition answers nothing from here on.
-
-        False, and no change, if ``offset`` is not the next event.
-        """
+        """Stop at the next event, which this version cannot apply. False, and no change, if ``offset`` is not that."""
         with self._lock:
             if not self.is_followed or self.next != offset:
                 return False
