@@ -51,31 +51,21 @@ WAVE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
-class SpansRange:
-    """Planned records of a log. Picklable."""
+class SourceRange:
+    """A range of a source as a task reads it: planned spans of a log, or what opens a stream. Picklable."""
 
-    spans: tuple[Span, ...]
+    source: tuple[Span, ...] | Callable[[], MessageStream]
     first: int
     next: int
 
     def read(self) -> Iterator[pa.RecordBatch]:
         """The records, in order."""
-        for _, batches in fetch_in_order(self.spans, columns=READ_SCHEMA.names):
-            yield from batches
-            batches.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRange:
-    """Positions of a stream of another system, which each task opens by itself. Picklable."""
-
-    open: Callable[[], MessageStream]
-    first: int
-    next: int
-
-    def read(self) -> Iterator[pa.RecordBatch]:
-        """The messages, in order."""
-        with contextlib.closing(self.open()) as stream:
+        if isinstance(self.source, tuple):
+            for _, batches in fetch_in_order(self.source, columns=READ_SCHEMA.names):
+                yield from batches
+                batches.clear()
+            return
+        with contextlib.closing(self.source()) as stream:
             yield from stream.read(Cursor(stream.log_id, self.first), upto=self.next)
 
 
@@ -83,7 +73,7 @@ class StreamRange:
 class IngestTask:
     """Stages the records of one range; returns the batches, in order. Staging it again gives the same records."""
 
-    range: SpansRange | StreamRange
+    range: SourceRange
     number: int
     """Position after the last record before the range; below ``range.first`` if positions in between have no record."""
     append: StagedAppend
@@ -227,22 +217,22 @@ class _IngestJob:
             raise
         return at, records
 
-    def _after(self, part: SpansRange | StreamRange, at: Cursor) -> Cursor:
-        return cursor_after(at, part.spans[-1]) if isinstance(part, SpansRange) else self.source.cursor_at(part.next)
+    def _after(self, part: SourceRange, at: Cursor) -> Cursor:
+        return cursor_after(at, part.source[-1]) if isinstance(part.source, tuple) else self.source.cursor_at(part.next)
 
-    def _ranges(self, at: Cursor, end: int) -> Sequence[SpansRange | StreamRange]:
+    def _ranges(self, at: Cursor, end: int) -> Sequence[SourceRange]:
         count = WAVE * self.pool.count
         if self.reopen is not None:
             upto = min(end, at.next + count * TASK_POSITIONS)
             cuts = [*range(at.next, upto, TASK_POSITIONS), upto]
-            return [StreamRange(self.reopen, first, behind) for first, behind in pairwise(cuts)]
+            return [SourceRange(self.reopen, first, behind) for first, behind in pairwise(cuts)]
         # Batches of a queue are not joined, and one commit lists at most this many.
         most = min(count * TASK_BATCHES, MOST_BATCHES)
         spans = self.source.plan(at, Limit(bytes=count * TASK_BYTES, batches=most, upto=end))
         tasks = max(-(-sum(span.size for span in spans) // TASK_BYTES), -(-len(spans) // TASK_BATCHES))
         wanted = max(1, min(count, tasks))
         groups = [group for group in divided(spans, wanted) if group]
-        return [SpansRange(tuple(group), group[0].first, group[-1].next) for group in groups]
+        return [SourceRange(tuple(group), group[0].first, group[-1].next) for group in groups]
 
 
 def _joined(staged: Sequence[list[BatchListing]]) -> Sequence[list[BatchListing]]:

@@ -89,20 +89,20 @@ class _FileSearch:
     options: dict[str, str] | None = field(repr=False)
     folders: dict[str, tuple[ObjectStore, dict[str, ObjectInfo]]] = field(default_factory=dict)
 
-    def files(self, address: str) -> Iterator[LoadedFile]:
+    def files(self, address: str) -> list[LoadedFile]:
         """The files at one of the addresses, by name."""
         store = open_store(address, self.options)
         rows = list(store.list(""))
         if not rows:
             store, rows = self._beside(address)
-        count = 0
-        for row in sorted(_without_plan(rows, store), key=lambda row: row.path):
-            if any(part.startswith((".", "_")) for part in row.path.split("/")):
-                continue
-            count += 1
-            yield self._file(row, store)
-        if not count:
+        found = [
+            self._file(row, store)
+            for row in sorted(_without_plan(rows, store), key=lambda row: row.path)
+            if not any(part.startswith((".", "_")) for part in row.path.split("/"))
+        ]
+        if not found:
             raise NotFound(f"There is no file at {address}: check the address.")
+        return found
 
     def _beside(self, address: str) -> tuple[ObjectStore, list[ObjectInfo]]:
         """The address as a file in its folder."""
@@ -117,20 +117,17 @@ class _FileSearch:
         return store, [rows[name]] if name in rows else []
 
     def _file(self, row: ObjectInfo, store: ObjectStore) -> LoadedFile:
-        _check_name(row.path, store)
+        try:
+            row.path.encode()
+        except UnicodeEncodeError as error:
+            name = ascii(row.path)[1:-1]
+            raise InvalidInput(f"The name of {store.url}/{name} is not UTF-8: rename the file.") from error
         kind, compression = format_of(row.path, self.format)
         if kind is None:
             raise InvalidInput(f"The name of {store.url}/{row.path} does not say its format: name it (--format).")
         if compression is not None and kind not in ("jsonl", "csv"):
             raise InvalidInput(f"{store.url}/{row.path} is compressed as a whole: decompress it (only text may be).")
         return LoadedFile(store, row.path, row.size, row.modified, kind, compression)
-
-
-def _check_name(path: str, store: ObjectStore) -> None:
-    try:
-        path.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidInput(f"The name of {store.url}/{ascii(path)[1:-1]} is not UTF-8: rename the file.") from error
 
 
 def listed(store: ObjectStore, paths: Collection[str]) -> Iterator[ObjectInfo]:

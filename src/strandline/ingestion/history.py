@@ -21,7 +21,14 @@ def check_history(source: LogReading, target: LogReading, last: WriterState) -> 
     compared. Raises what ``plan`` of the source raises, ``CursorExpired`` among it.
     """
     if last.proof is not None:
-        _prove(source, target, last.proof.cursor(source.log_id))
+        try:
+            source.plan(last.proof.cursor(source.log_id), Limit(batches=1))
+        except Diverged as error:
+            raise Diverged(
+                f"The source has another history than the one that {target!r} holds of it: at offset "
+                f"{last.proof.next} its end, term or batch is another one. The source was restored from a copy, "
+                "promoted by force or created again. Ingest it into another log."
+            ) from error
         if isinstance(source, MessageStream) or source.cursor_at(last.proof.next).fingerprint is not None:
             return
     there, here = last_record(target, last.first + last.count), last_record(source, last.number)
@@ -39,17 +46,6 @@ def proving_end(source: Log) -> Cursor:
     if end.fingerprint is not None or isinstance(source, MessageStream):  # each read of a stream proves itself
         return end
     return source.cursor_at(end.next)
-
-
-def _prove(source: LogReading, target: LogReading, proven: Cursor) -> None:
-    try:
-        source.plan(proven, Limit(batches=1))
-    except Diverged as error:
-        raise Diverged(
-            f"The source has another history than the one that {target!r} holds of it: at offset {proven.next} its "
-            "end, term or batch is another one. The source was restored from a copy, promoted by force or created "
-            "again. Ingest it into another log."
-        ) from error
 
 
 def _may_be_same(one: pa.RecordBatch, other: pa.RecordBatch) -> bool:

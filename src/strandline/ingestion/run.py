@@ -277,7 +277,7 @@ def _serves(source: Log, cursor: Cursor) -> bool:
 
 def _follow(
     source: BoundedReads,
-    sink: WriteBehind,
+    behind: WriteBehind,
     slot: str | None,
     *,
     is_node: bool,
@@ -291,28 +291,28 @@ def _follow(
 
     ``resume`` finds that position after an outage, and refuses a source that has another history since.
     """
-    failures, stored, is_interrupted = 0, sink.sink.records, False
+    failures, stored, is_interrupted = 0, behind.sink.records, False
     while True:
         try:
             if is_interrupted:
                 resume()
                 is_interrupted = False
-            return follow(cast("Log", source), sink, slot, stop=stop, env=env, **options)
+            return follow(cast("Log", source), behind, slot, stop=stop, env=env, **options)
         except NotFound:
             if slot is None or not is_node or any(state.name == slot for state in source.slots.list()):
                 raise
             # Only the primary of a node has the slots of consumers, and they end with it. The target has the position:
             # if the new primary does not retain what follows, that is CursorExpired.
             _LOGGER.warning("The slot %r was lost with the primary of %r, and is created again.", slot, source)
-            sink.flush()
+            behind.flush()
         except StrandlineError as error:
-            failures = (failures if sink.sink.records == stored else 0) + 1
-            stored = sink.sink.records
+            failures = (failures if behind.sink.records == stored else 0) + 1
+            stored = behind.sink.records
             is_stopped = stop is not None and stop.is_set()
             if not retries_outages or is_stopped or failures >= PATIENCE.attempts or not may_be_repeated(error):
                 raise
             _LOGGER.warning("The ingest of %r was interrupted, and is tried again: %s", source, error)
-            sink.begin_again()
+            behind.begin_again()
             is_interrupted = True
             env.clock.wait(stop or StopEvent(), PATIENCE.pause(failures - 1, env.chance.jitter()))
 

@@ -90,24 +90,20 @@ def translate_cursor(cursor: Cursor, *, source: LogReading | Address, target: In
     (3, 1)
     """
     with log_at(source) as original, log_at(target) as copy:
-        return _translated(cursor, original, copy)
-
-
-def _translated(cursor: Cursor, source: LogReading, target: IngestedLog) -> Cursor:
-    require(source, "translated from", "plan", "cursor_at")
-    require(target, "translated to", "append_at", "last_append", "cursor_at", "bounds", "plan")
-    if cursor.log_id not in (source.log_id, target.log_id):
-        raise Diverged(f"{cursor} is a cursor of neither log {source.log_id} nor log {target.log_id}: check the logs.")
-    copied = CopiedRanges(source, target)
-    with contextlib.suppress(CursorExpired):  # what the source no longer retains cannot be compared
-        check_history(source, target, copied.last)
-    if cursor.log_id == source.log_id:
-        with contextlib.suppress(CursorExpired):  # the copy may still hold it
-            source.plan(cursor, Limit(batches=1))  # refuses a cursor of another history
-        return target.cursor_at(copied.to_target(cursor.next))
-    with contextlib.suppress(CursorExpired):
-        target.plan(cursor, Limit(batches=1))
-    return source.cursor_at(copied.to_source(cursor.next))
+        require(original, "translated from", "plan", "cursor_at")
+        require(copy, "translated to", "append_at", "last_append", "cursor_at", "bounds", "plan")
+        ids = original.log_id, copy.log_id
+        if cursor.log_id not in ids:
+            raise Diverged(f"{cursor} is a cursor of neither log {ids[0]} nor log {ids[1]}: check the logs.")
+        copied = CopiedRanges(original, copy)
+        with contextlib.suppress(CursorExpired):  # what the source no longer retains cannot be compared
+            check_history(original, copy, copied.last)
+        is_of_source = cursor.log_id == original.log_id
+        with contextlib.suppress(CursorExpired):  # the other log may still hold it
+            (original if is_of_source else copy).plan(cursor, Limit(batches=1))  # refuses one of another history
+        if is_of_source:
+            return copy.cursor_at(copied.to_target(cursor.next))
+        return original.cursor_at(copied.to_source(cursor.next))
 
 
 class CopiedRanges:
