@@ -403,6 +403,8 @@ def test_slots_of_older_writers_are_read_with_their_times_in_milliseconds():
         b'{"slots": [{"id": "a"}]}',
         b'{"slots": [{"position": 7}]}',
         b'{"slots": [{"id": 7, "position": 7}]}',
+        b'{"slots": [{"id": "\\ud800", "position": 7}]}',
+        b'{"slots": [{"id": "a", "position": 7, "holder": "\\ud800"}]}',
         b'{"slots": [{"id": "a", "position": -1}]}',
         b'{"slots": [{"id": "a", "position": 7.5}]}',
         b'{"slots": [{"id": "a", "position": NaN}]}',

@@ -39,6 +39,7 @@ from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId
 from strandline.model.node import Heartbeat
 from strandline.model.records import record_batch
+from strandline.node.messages import ElectionReport
 from tests.formats.test_hostile_bytes import damage
 
 WRITER = WriterId(UUID(int=99))
@@ -201,6 +202,32 @@ def test_seconds_are_finite_and_not_negative(value):
 def test_half_a_surrogate_is_no_text():
     with pytest.raises(InvalidInput, match="broken text"):
         Fields.parse(b'{"name": "\\ud800"}', "it").text("name")
+
+
+HALF_A_SURROGATE = b"\xed\xa0\x80"
+"""As WTF-8 has it, which is no UTF-8."""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"name": "' + HALF_A_SURROGATE + b'"}',
+        b'{"' + HALF_A_SURROGATE + b'": 1}',
+        '{"name": "a"}'.encode("utf-16"),
+        '{"name": "a"}'.encode("utf-32"),
+        '{"name": "a"}'.encode("utf-8-sig"),
+    ],
+)
+def test_a_request_that_is_not_utf_8_is_refused(data):
+    with pytest.raises(InvalidInput, match="it cannot be read"):
+        Fields.parse(data, "it")
+
+
+def test_texts_of_a_message_are_bounded():
+    fields = {"name": "a", "term": 1, "adopted": 1, "durable": 5, "committed": 4, "unhealthy": "x" * (1 << 16)}
+    assert Fields(fields, "it").record(ElectionReport).unhealthy == "x" * (1 << 16)
+    with pytest.raises(InvalidInput, match="'unhealthy' has more than 65536 letters"):
+        Fields(fields | {"unhealthy": "x" * (1 << 16) + "x"}, "it").record(ElectionReport)
 
 
 def test_an_error_travels_as_its_class_and_its_sentence():

@@ -47,14 +47,14 @@ def has_too_many_values(data: bytes | memoryview) -> bool:
 
 
 def parse_json(data: bytes | memoryview, largest: int = LARGEST) -> Any:
-    """The value in these bytes; ``ValueError`` if they are malformed or too large, or hold half a surrogate."""
+    """The value in these bytes of UTF-8; ``ValueError`` if they are malformed, too large, or hold half a surrogate."""
     if len(data) > largest or has_too_many_values(data):
         most = f"{largest:,}, and {MOST_VALUES:,} values"
         raise ValueError(f"{len(data):,} bytes are too large for a JSON document, which has no more than {most}")
-    raw = bytes(data)
+    raw = str(data, "utf-8")  # json would take other encodings of bytes, too, and half a surrogate
     try:
         found = json.loads(raw)
-        if rb"\u" in raw:
+        if r"\u" in raw:
             json.dumps(found, ensure_ascii=False).encode()
     except RecursionError as error:
         raise ValueError("it nests too deep") from error

@@ -143,8 +143,7 @@ def test_an_append_that_has_no_memory_for_queued_records_raises_and_is_in_no_bat
     producer, handles = log.producer(linger=NEVER), []
     monkeypatch.setattr(f"strandline.log.produce.state.{step}", no_memory)
     with pytest.raises(MemoryError):
-        for _ in range(10_000):
-            handles.append(producer.append(value=b"queued"))  # noqa: PERF401 - those before the one that raises
+        handles.extend(producer.append(value=b"queued") for _ in range(10_000))
     monkeypatch.undo()
     with pytest.raises(ProducerFailed):
         producer.close()
@@ -168,9 +167,10 @@ def test_a_batch_that_is_just_being_listed_counts_though_there_is_no_memory_for_
     monkeypatch.setattr("strandline.log.produce.state.page_of", no_memory)
     lost = producer.append(value=b"lost")
     assert failed.wait(SOON)  # in the thread that closes batches in time
+    while producer._state.failure is None:
+        threading.Event().wait(0.001)
     with pytest.raises(ProducerFailed):
-        while True:
-            producer.append(value=b"refused")
+        producer.append(value=b"refused")
     gate.open()
     assert listed.result(SOON) == Receipt(0, 1)
     assert isinstance(failure_of(lost), MemoryError)

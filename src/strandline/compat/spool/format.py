@@ -376,6 +376,7 @@ def decode_slots(data: bytes | memoryview, where: str, *, now: int) -> list[Slot
             raise ValueError(f"{len(data):,} bytes are too large for slots")
         found = msgspec.convert(_JSON.decode(str(data, "utf-8"))["slots"], list[dict[str, Any]])
         slots = read_slots([_slot_fields(fields, now) for fields in found])
+        "".join(slot.name + (slot.holder or "") for slot in slots).encode()  # half a surrogate is a ValueError
         return [replace(slot, position=_position(fields)) for slot, fields in zip(slots, found, strict=True)]
 
 

@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 LARGEST_REQUEST: Final = 64 << 10
 """Larger requests are refused unread."""
+_LONGEST_TEXT: Final = 1 << 16
 
 _PLAIN_NAME_RULE: Final = f"Expected `str` matching regex {PLAIN_NAME!r}"
 _SECONDS: Final = Annotated[float, msgspec.Meta(ge=0, le=float(LARGEST_NUMBER))]
@@ -78,6 +79,9 @@ class Fields:
     def record(self, kind: type[T], **given: Any) -> T:
         """A dataclass by its type hints, as :func:`~strandline.model.json_values.read_record` reads it."""
         fields = {field.name: self._fields.get(field.name) for field in fields_of(kind)}  # type: ignore[arg-type]
+        for name, value in fields.items():
+            if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+                raise self.refused(f"{name!r} has more than {_LONGEST_TEXT} letters")
         return self.decoded(lambda _: values.read_record(kind, fields, **given))
 
     def decoded(self, decode: Callable[[Mapping[str, Any]], T]) -> T:
