@@ -8,7 +8,7 @@ import pytest
 
 import strandline as sl
 from strandline.compat.v1.log import open_queue
-from strandline.errors import Diverged, Fenced
+from strandline.errors import Diverged, Fenced, SlotInvalid
 
 
 def opened(kind: str, folder: Path) -> Any:
@@ -121,6 +121,27 @@ def test_a_consumer_that_was_given_nothing_yet_passes_over_no_batch_of_the_new_h
             call()
     with sl.Consumer(log, holder="service", trim_every=None) as again:
         assert [batch.values for batch in again] == [[b"x"], [b"y"], [b"z"]]
+
+
+def test_a_consumer_of_a_slot_that_the_copy_did_not_have_is_not_advised_to_go_on_after_what_it_acknowledged(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "log"
+    log = sl.open(str(folder), create=True)
+    produce(log, b"a")
+    shutil.copytree(folder, tmp_path / "backup")
+    produce(log, b"b")
+    consumer = sl.Consumer(log, trim_every=None)
+    assert [consumer.next_batch().sequence for _ in range(2)] == [0, 1]
+    consumer.ack(0)
+    consumer.flush()
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "backup", folder)
+    produce(log, b"x")
+    with pytest.raises(SlotInvalid, match="restored from a copy that did not have it"):
+        consumer.next_batch()
+    with sl.Consumer(log, trim_every=None) as again:
+        assert [batch.values for batch in again] == [[b"a"], [b"x"]]
 
 
 def test_of_two_consumers_with_one_epoch_after_a_restore_only_the_later_continues(tmp_path: Path) -> None:

@@ -109,6 +109,13 @@ class ObjectLogQueue(SlotQueue):
             "of the other history, and open a new consumer, which begins at the slot's position."
         )
 
+    def _gone(self) -> SlotInvalid:
+        # Of a dropped slot the cell is still there.
+        return SlotInvalid(
+            f"{self._where} is gone: the log was restored from a copy that did not have it, or replaced. Undo what was "
+            "done with batches of the other history, and open a new consumer."
+        )
+
     def peek(self, since: int, limit: int | None = None) -> PeekedBatches:
         """As for any log. Also counts as a heartbeat of the slot."""
         found, idle = super().peek(since, limit), self._log.identity.limits.idle_seconds
