@@ -18,7 +18,7 @@ from strandline.spark.executor_pool import ExecutorPool
 from strandline.tier.copy.segment_files import segment_path
 from tests.bulk.test_export import exported
 from tests.bulk.test_snapshot import content, followed
-from tests.spark.bulk.killers import KilledOnce, KillingPool
+from tests.spark.bulk.killed_pools import KilledOnce, KillingPool
 from tests.spark.helpers import append, new_log, numbered
 
 
