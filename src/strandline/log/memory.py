@@ -52,12 +52,8 @@ class MemorySpan:
 class MemoryChunks(dict[ChunkRef, Any]):
     """Chunks of a listing, in memory."""
 
-    def entries(self, reference: ChunkRef) -> tuple[Entry, ...]:
-        """The entries of a chunk of level 0."""
-        return tuple(self[reference])
-
-    def references(self, reference: ChunkRef, level: int) -> tuple[ChunkRef, ...]:
-        """The references in a chunk of a level above 0."""
+    def read(self, reference: ChunkRef, level: int) -> tuple[Any, ...]:
+        """The entries of a chunk of level 0, or the references in one of a level above."""
         return tuple(self[reference])
 
 

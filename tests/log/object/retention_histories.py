@@ -354,5 +354,5 @@ def _live_chunks(head: Head, place: ObjectStore) -> set[str]:
         level, reference = waiting.pop()
         live.add(chunk_path(reference, level))
         if level:
-            waiting += [(level - 1, child) for child in chunks.references(reference, level) if child.next > head.floor]
+            waiting += [(level - 1, child) for child in chunks.read(reference, level) if child.next > head.floor]
     return live

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -82,11 +83,7 @@ class Model:
         for spill in spills:
             self.chunks[chunk_path(spill.reference, spill.level)] = spill.items
 
-    def entries(self, reference: ChunkRef) -> tuple[Entry, ...]:
-        self.reads += 1
-        return self.chunks[chunk_path(reference, 0)]
-
-    def references(self, reference: ChunkRef, level: int) -> tuple[ChunkRef, ...]:
+    def read(self, reference: ChunkRef, level: int) -> tuple[Any, ...]:
         self.reads += 1
         return self.chunks[chunk_path(reference, level)]
 

@@ -39,14 +39,7 @@ from strandline.model.arguments import Timeout, checked
 from strandline.model.cursor import Cursor, RecordRange
 from strandline.model.head import Entry, Head, WriterId
 from strandline.model.records import RecordSource, conform, with_offsets
-from strandline.model.retention import (
-    FOREVER,
-    NO_LIMITS,
-    Retention,
-    SlotLimits,
-    as_retention,
-    default_limits,
-)
+from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, as_retention, default_limits
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
 from strandline.storage.closing import Closing

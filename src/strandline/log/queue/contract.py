@@ -6,30 +6,22 @@ import json
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import Contended, Diverged, NotFound, SlotInvalid
+from strandline.errors import Diverged, NotFound, SlotInvalid
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.head import Descriptor, MetadataRange, MetadataRanges
 from strandline.model.retention import SlotState
 from strandline.storage.objects.store import ObjectStore
-
-MOST_CLAIMS: Final = 8
-"""How often opening is repeated because another consumer moved the slot meanwhile."""
 
 
 def start_of(descriptor: Descriptor) -> int:
     """The position at which a batch begins: its ``start``, if its sequence is that of its last record."""
     start: int = getattr(descriptor, "start", descriptor.sequence)
     return start
-
-
-def never_claimed(where: str) -> Contended:
-    """The error for a queue whose slot other consumers moved at each try to open it."""
-    return Contended(f"{where} was claimed by others at each of {MOST_CLAIMS} tries to open it; try again.")
 
 
 @dataclass(frozen=True, slots=True)

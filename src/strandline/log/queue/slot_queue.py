@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import pyarrow as pa
 
 from strandline.errors import (
     AlreadyExists,
+    Contended,
     CorruptData,
     CursorExpired,
     Diverged,
@@ -18,15 +20,7 @@ from strandline.errors import (
     Unsupported,
 )
 from strandline.log.contract import Log, LogReading, Slot
-from strandline.log.queue.contract import (
-    MOST_CLAIMS,
-    Fetcher,
-    PeekedBatches,
-    Writes,
-    check_usable,
-    keep_letter,
-    never_claimed,
-)
+from strandline.log.queue.contract import Fetcher, PeekedBatches, Writes, check_usable, keep_letter
 from strandline.log.read.planning import cursor_after
 from strandline.log.slots import rules
 from strandline.log.slots.heartbeat import SlotHeartbeat
@@ -35,6 +29,9 @@ from strandline.model.head import Descriptor, MetadataRange
 from strandline.model.retention import NEWCOMER_SECONDS, SlotState
 from strandline.storage.env import Env
 from strandline.storage.objects.store import ObjectStore
+
+_CLAIMS: Final = 8
+"""How often opening is repeated because another consumer moved the slot meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +120,7 @@ class SlotQueue:
         only a reset makes it valid again. None of these changes the slot or its holder.
         """
         self._create_if_missing(last_acked)
-        for _ in range(MOST_CLAIMS):
+        for _ in range(_CLAIMS):
             self._claimed, self._holder, self._reached = self._claim(holder), holder, None
             log, end = self._look()
             position = self._own_state().position
@@ -138,7 +135,7 @@ class SlotQueue:
                 self._advance(self._log.cursor_at(position))
             self._reached, self._acknowledged = Cursor(self._log.log_id, position), wanted
             return wanted
-        raise never_claimed(self._where)
+        raise Contended(f"{self._where} was claimed by others at each of {_CLAIMS} tries to open it; try again.")
 
     def _create_if_missing(self, last_acked: int | None) -> None:
         """Check before claiming, so that an impossible request fences no consumer."""

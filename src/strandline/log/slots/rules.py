@@ -9,13 +9,7 @@ from strandline.errors import CursorExpired, Diverged, Fenced, SlotInvalid
 from strandline.model.addresses import BOOTSTRAP_SUFFIX, CONSUMER_SUFFIX, check_plain_name
 from strandline.model.arguments import text, whole
 from strandline.model.cursor import SECOND, Bounds
-from strandline.model.retention import (
-    TIER_SLOT,
-    Invalidation,
-    InvalidReason,
-    SlotLimits,
-    SlotState,
-)
+from strandline.model.retention import TIER_SLOT, Invalidation, InvalidReason, SlotLimits, SlotState
 from strandline.model.times import TOLERANCE
 
 

@@ -5,14 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from strandline.errors import (
-    InvalidInput,
-    MissingExtra,
-    NotFound,
-    StorageError,
-    StrandlineError,
-    TransientStorageError,
-)
+from strandline.errors import InvalidInput, MissingExtra, NotFound, StorageError, StrandlineError, TransientStorageError
 
 MILLISECONDS: Final = 1000
 

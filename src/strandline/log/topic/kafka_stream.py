@@ -9,14 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from strandline.errors import (
-    ConsumerClosed,
-    CursorExpired,
-    Diverged,
-    Gap,
-    StrandlineError,
-    TransientStorageError,
-)
+from strandline.errors import ConsumerClosed, CursorExpired, Diverged, Gap, StrandlineError, TransientStorageError
 from strandline.log.topic.contract import MAX_TAKEN, Message, check_partition, check_start, offset_expired
 from strandline.log.topic.kafka_client import client, refusal
 from strandline.model.arguments import Timeout, checked

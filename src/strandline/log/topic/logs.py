@@ -8,14 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 from uuid import UUID, uuid5
 
-from strandline.errors import (
-    AlreadyExists,
-    InvalidInput,
-    LogClosed,
-    NotALog,
-    NotFound,
-    TransientStorageError,
-)
+from strandline.errors import AlreadyExists, InvalidInput, LogClosed, NotALog, NotFound, TransientStorageError
 from strandline.formats.topic import decode_topic, encode_topic
 from strandline.log.contract import Log
 from strandline.log.folders import FolderKind, check_new, check_new_in_store

@@ -34,11 +34,6 @@ class ReadSize:
     bytes: int = 4 << 20
     workers: int = 4
 
-    @property
-    def limit(self) -> Limit:
-        """The size of one read, as the limit of a plan."""
-        return Limit(records=MAX_TAKEN, batches=self.batches, bytes=self.bytes)
-
 
 @dataclass(frozen=True, slots=True)
 class Polling:
@@ -199,9 +194,10 @@ class LogTopicSubscription:
                 followed.is_reached = log.bounds().next >= followed.position
             if not followed.is_reached:
                 return
-            spans = log.plan(cursor, self._pieces.limit)
+            size = self._pieces
+            spans = log.plan(cursor, Limit(records=MAX_TAKEN, batches=size.batches, bytes=size.bytes))
             try:
-                for _, batches in fetch_in_order(spans, columns=_COLUMNS, workers=self._pieces.workers):
+                for _, batches in fetch_in_order(spans, columns=_COLUMNS, workers=size.workers):
                     followed.ahead.extend(batches)
             except NotFound:
                 followed.ahead.clear()

@@ -5,14 +5,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 from strandline.errors import CorruptData, NotFound
 from strandline.formats.object.head import decode_entries, decode_references
 from strandline.model.head import ChunkRef, Cut, Entry, Head
 from strandline.storage.objects.store import ObjectStore
-
-K = TypeVar("K")
 
 _CACHED: Final = 1024
 
@@ -29,11 +27,8 @@ def chunk_path(reference: ChunkRef, level: int) -> str:
 class Chunks(Protocol):
     """Reads chunks."""
 
-    def entries(self, reference: ChunkRef) -> tuple[Entry, ...]:
-        """The entries of a chunk of level 0."""
-
-    def references(self, reference: ChunkRef, level: int) -> tuple[ChunkRef, ...]:
-        """The references in a chunk of a level above 0."""
+    def read(self, reference: ChunkRef, level: int) -> tuple[Any, ...]:
+        """The entries of a chunk of level 0, or the references in one of a level above."""
 
 
 class StoredChunks:
@@ -43,32 +38,21 @@ class StoredChunks:
         self._store = store
         self._items: dict[tuple[int, ChunkRef], tuple[Any, ...]] = {}
 
-    def entries(self, reference: ChunkRef) -> tuple[Entry, ...]:
-        """The entries of a chunk of level 0."""
-        return self._read(
-            reference, 0, lambda data, where: [_no_later(entry, reference) for entry in decode_entries(data, where)]
-        )
-
-    def references(self, reference: ChunkRef, level: int) -> tuple[ChunkRef, ...]:
-        """The references in a chunk of a level above 0."""
-
-        def decode(data: bytes | memoryview, where: str) -> list[ChunkRef]:
-            return [_within(child, reference) for child in decode_references(data, where, level)]
-
-        return self._read(reference, level, decode)
-
-    def _read(
-        self, reference: ChunkRef, level: int, decode: Callable[[bytes | memoryview, str], list[K]]
-    ) -> tuple[K, ...]:
+    def read(self, reference: ChunkRef, level: int) -> tuple[Any, ...]:
+        """The entries of a chunk of level 0, or the references in one of a level above."""
         found = self._items.get((level, reference))
         if found is None:
             path = chunk_path(reference, level)
             where = f"{self._store.url}/{path}"
             try:
-                found = tuple(decode(self._store.get(path).data, where))
+                data = self._store.get(path).data
             except NotFound as error:
                 what = f"it lists offsets {reference.first} to {reference.next - 1}. Restore the object."
                 raise MissingChunk(f"{where} is missing: {what}") from error
+            if level:
+                found = tuple(_within(child, reference) for child in decode_references(data, where, level))
+            else:
+                found = tuple(_no_later(entry, reference) for entry in decode_entries(data, where))
             if len(self._items) >= _CACHED:
                 self._items.pop(next(iter(self._items)), None)
             self._items[level, reference] = found
@@ -132,11 +116,11 @@ def _from(head: Head, value: int, order: _Order, chunks: Chunks) -> Iterator[Ent
 
 def _below(references: tuple[ChunkRef, ...], level: int, value: int, order: _Order, chunks: Chunks) -> Iterator[Entry]:
     for reference in references[bisect_left(references, value, key=order.reference) :]:
+        items = chunks.read(reference, level)
         if level:
-            yield from _below(chunks.references(reference, level), level - 1, value, order, chunks)
+            yield from _below(items, level - 1, value, order, chunks)
         else:
-            entries = chunks.entries(reference)
-            yield from entries[bisect_left(entries, value, key=order.entry) :]
+            yield from items[bisect_left(items, value, key=order.entry) :]
 
 
 def bytes_from(head: Head, offset: int, chunks: Chunks) -> int:
@@ -153,9 +137,9 @@ def _size_from(references: tuple[ChunkRef, ...], level: int, offset: int, chunks
         if reference.first >= offset:
             size += reference.size
         elif reference.next > offset and level:
-            size += _size_from(chunks.references(reference, level), level - 1, offset, chunks)
+            size += _size_from(chunks.read(reference, level), level - 1, offset, chunks)
         elif reference.next > offset:
-            size += sum(entry.size for entry in chunks.entries(reference) if entry.next > offset)
+            size += sum(entry.size for entry in chunks.read(reference, 0) if entry.next > offset)
     return size
 
 
@@ -178,8 +162,7 @@ def start_of_newest(head: Head, size: int, chunks: Chunks) -> int:
 
 def _start_within(reference: ChunkRef, level: int, size: int, chunks: Chunks) -> int:
     start = reference.next
-    items: Sequence[Entry | ChunkRef] = chunks.references(reference, level) if level else chunks.entries(reference)
-    for item in reversed(items):
+    for item in reversed(chunks.read(reference, level)):
         if item.size > size:
             return _start_within(item, level - 1, size, chunks) if isinstance(item, ChunkRef) else start
         size -= item.size
@@ -197,10 +180,10 @@ def newest_first(references: Listed, entries: Iterable[Entry], since: int, chunk
         if reference.next <= since:
             return
         if level:
-            children = [(level - 1, child) for child in chunks.references(reference, level)]
+            children = [(level - 1, child) for child in chunks.read(reference, level)]
             yield from newest_first(children, (), since, chunks)
         else:
-            yield from newest_first((), chunks.entries(reference), since, chunks)
+            yield from newest_first((), chunks.read(reference, 0), since, chunks)
 
 
 def is_listed(chunk: str, level: int, sequence: int, references: Listed, chunks: Chunks) -> bool:
@@ -211,7 +194,7 @@ def is_listed(chunk: str, level: int, sequence: int, references: Listed, chunks:
         if chunk_path(reference, above) == chunk:
             return True
         if above > level:
-            children = [(above - 1, child) for child in chunks.references(reference, above)]
+            children = [(above - 1, child) for child in chunks.read(reference, above)]
             return is_listed(chunk, level, sequence, children, chunks)
     return False
 
@@ -239,11 +222,11 @@ def objects_of(cut: Cut, chunks: Chunks) -> Iterator[list[DeletedObject]]:
 def _cut_below(reference: ChunkRef, level: int, cut: Cut, chunks: Chunks) -> Iterator[list[DeletedObject]]:
     try:
         if level:
-            for child in chunks.references(reference, level):
+            for child in chunks.read(reference, level):
                 if child.next > cut.since and child.first < cut.upto:
                     yield from _cut_below(child, level - 1, cut, chunks)
         else:
-            entries = chunks.entries(reference)
+            entries = chunks.read(reference, 0)
             yield [_gone(entry) for entry in entries if entry.first >= cut.since and entry.next <= cut.upto]
     except MissingChunk:
         return

@@ -170,9 +170,8 @@ class _ObjectLogCheck:
             return  # trimmed
         path = chunk_path(reference, level)
         self._chunks.add(path)
-        items: Sequence[Entry] | Sequence[ChunkRef]
         try:
-            items = self._log.chunks.references(reference, level) if level else self._log.chunks.entries(reference)
+            items = self._log.chunks.read(reference, level)
         except CorruptData as error:
             if self._log.head().floor < reference.next:  # else it was trimmed meanwhile
                 self._damaged(FindingKind.CHUNK, path, error)

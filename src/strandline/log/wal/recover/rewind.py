@@ -36,13 +36,7 @@ from strandline.log.wal.names import (
 from strandline.log.wal.read.catalog import damaged_file
 from strandline.log.wal.recover.checks import FileCheck
 from strandline.log.wal.recover.repair import copy_range, describe_copy, rebuild_index, remove_files, repair
-from strandline.log.wal.recover.scan_tail import (
-    Examined,
-    examine,
-    read_identity,
-    read_log_json,
-    read_slots_file,
-)
+from strandline.log.wal.recover.scan_tail import Examined, examine, read_identity, read_log_json, read_slots_file
 from strandline.log.wal.recover.walk import frames_of, walk
 from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import JournalPosition, encode_lead

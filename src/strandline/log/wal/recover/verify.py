@@ -89,7 +89,7 @@ class _Verifier:
             self._result.take(
                 judge_slots(f"{self._folder}/{names.SLOTS_FILE}", kept, max(end, 0 if mark is None else mark.next))
             )
-        self._result.take(self._others(rows, firsts))
+        self._others(rows, firsts)
         self._result.log_id = log_id
         self._result.bounds = Bounds(start, max(start, end))
         return self._result
@@ -145,28 +145,25 @@ class _Verifier:
             self._note(FindingKind.MARK, path, f"{path} is missing or cannot be read: opening the log rebuilds it.")
         return mark
 
-    def _others(self, rows: list[FolderRow], firsts: list[int]) -> Iterator[Finding]:
+    def _others(self, rows: list[FolderRow], firsts: list[int]) -> None:
         for row in rows:
-            path = f"{self._folder}/{row.name}"
-            of = _OF_FILE.fullmatch(row.name)
+            kind, path, of = FindingKind.STRANGER, f"{self._folder}/{row.name}", _OF_FILE.fullmatch(row.name)
             if row.name.endswith(names.TORN):
-                text = f"{path} holds {row.size} bytes that were once cut as torn: remove it when it is not needed."
-                yield Finding(Severity.NOTE, FindingKind.PIECE, path, text)
+                kind = FindingKind.PIECE
+                text = f"holds {row.size} bytes that were once cut as torn: remove it when it is not needed"
             elif row.name == names.REWIND:
-                text = f"{path} records an interrupted rewind, which opening the log finishes: do that first."
-                yield Finding(Severity.NOTE, FindingKind.STRANGER, path, text)
+                text = "records an interrupted rewind, which opening the log finishes: do that first"
             elif row.name in _KNOWN or (row.name.endswith(names.DATA) and of is not None):
                 continue
             elif row.name.endswith(names.NEW) and (row.name.removesuffix(names.NEW) in _KNOWN or of is not None):
-                text = f"{path} was left by an interrupted write: it is ignored."
-                yield Finding(Severity.NOTE, FindingKind.STRANGER, path, text)
+                text = "was left by an interrupted write: it is ignored"
             elif row.name.endswith(names.INDEX) and of is not None:
-                if int(of[1]) not in firsts:
-                    text = f"{path} is the index of a file that does not exist: it is ignored."
-                    yield Finding(Severity.NOTE, FindingKind.INDEX, path, text)
+                if int(of[1]) in firsts:
+                    continue
+                kind, text = FindingKind.INDEX, "is the index of a file that does not exist: it is ignored"
             else:
-                text = f"{path} does not belong to the log, which ignores it."
-                yield Finding(Severity.NOTE, FindingKind.STRANGER, path, text)
+                text = "does not belong to the log, which ignores it"
+            self._note(kind, path, f"{path} {text}.")
 
     def _files(self, log_id: UUID, start: int, mark: Mark | None, firsts: list[int]) -> int:
         """Check all files of frames; returns the end of the log according to them."""
