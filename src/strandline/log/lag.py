@@ -28,7 +28,11 @@ def lag_of(log: LogReading, position: int, now: int) -> LogLag:
 
     Bytes and times are known for object logs and write-ahead logs, as far as their own tier retains the position.
     """
-    listing = listing_of(log, now)
+    listing: Listing | None = None
+    if isinstance(log, ObjectLog):
+        listing = HeadListing(log.head(), log.chunks, now)
+    elif isinstance(log, WalReading):
+        listing = WalListing(log, log.bounds(), now)
     bounds = log.bounds() if listing is None else listing.bounds
     records = max(0, bounds.next - position)
     if listing is None or not records or position < bounds.first:
@@ -37,10 +41,3 @@ def lag_of(log: LogReading, position: int, now: int) -> LogLag:
     # Not below 0: clocks of other machines may be ahead.
     age = None if written is None else max(0.0, (now - written) / SECOND)
     return LogLag(records, listing.bytes_from(position), age)
-
-
-def listing_of(log: LogReading, now: int) -> Listing | None:
-    """The batches of a log at ``now`` (microseconds); None if it does not tell their sizes and times."""
-    if isinstance(log, ObjectLog):
-        return HeadListing(log.head(), log.chunks, now)
-    return WalListing(log, log.bounds(), now) if isinstance(log, WalReading) else None

@@ -143,7 +143,7 @@ def open_log(
             (check_new if create else check_missing)(folder, FolderKind.OBJECT_LOG, disk=DISK)
         elif create:
             check_new_in_store(store, FolderKind.OBJECT_LOG)
-        if not create and _has_head(store):
+        if not create and any(item.path == "head" for item in store.list("head")):
             raise NotALog(
                 f"{store.url}/{IDENTITY} is missing although the head of a log is there: restore the object; or, if "
                 "it is lost, let 'strandline create' write it again for the same log, with the same retention."
@@ -164,14 +164,6 @@ def open_log(
         )
     check_recorded(identity.values, value, store.url)
     return ObjectLog(store, identity, env=env)
-
-
-def _has_head(store: ObjectStore) -> bool:
-    try:
-        store.get("head")
-    except NotFound:
-        return False
-    return True
 
 
 def _create(

@@ -171,12 +171,7 @@ class Lister:
         self._store = store
         self._env = env
         self.cell: StoreCell[Head] = StoreCell(
-            store,
-            "head",
-            HeadCodec(log_id),
-            required_by="the log",
-            backoff=_AMONG_OTHERS,
-            env=env,
+            store, "head", HeadCodec(log_id), required_by="the log", backoff=_AMONG_OTHERS, env=env
         )
         self._alone = _ALONE  # listings in a row without one of another writer
 

@@ -86,19 +86,17 @@ class DecodedSizes:
         if most is None or len(spans) < 2:  # noqa: PLR2004 - one span is not divided
             return spans
         if not self._per_record:
-            self._measure(max(spans, key=lambda span: _listed(span) / max(1, span.size)))
+            densest = max(spans, key=lambda span: _listed(span) / max(1, span.size))
+            # What is damaged, was moved meanwhile or does not fit is found by whoever reads all of it.
+            with contextlib.suppress(StrandlineError, MemoryError):
+                part = next(iter(divided_spans([densest])))
+                self.fetched(part, part.fetch())
         size = 0
         for number, span in enumerate(spans):
             size += self.of(span)
             if number and size > most:
                 return spans[:number]
         return spans
-
-    def _measure(self, span: Span) -> None:
-        # What is damaged, was moved meanwhile or does not fit is found by whoever reads all of it.
-        with contextlib.suppress(StrandlineError, MemoryError):
-            part = next(iter(divided_spans([span])))
-            self.fetched(part, part.fetch())
 
 
 def _listed(span: Any) -> int:

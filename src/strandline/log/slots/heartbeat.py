@@ -67,8 +67,7 @@ class SlotHeartbeat:
         self._clock = env.clock
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        limits = self._limits()
-        self._every = MOST if limits is None else heartbeat_interval(limits)
+        self._read_limits()
         self._seen = env.clock.monotonic()
         self._thread = WorkerThread(self._run, name="strandline-heartbeat")
 
@@ -86,16 +85,14 @@ class SlotHeartbeat:
         """Touch the slot if the interval is over."""
         if self._clock.monotonic() - self._seen >= self._every:
             with self._lock:
-                limits = self._limits()
-                self._every = MOST if limits is None else heartbeat_interval(limits)
-                if self._counts(limits):
+                if self._counts(self._read_limits()):
                     self._touch()
                 else:
                     self._seen = self._clock.monotonic()  # without an idle limit nothing is written
 
     def if_needed(self) -> Self | None:
         """This heartbeat; None if the log is known to limit nothing that it would keep alive."""
-        return self if self._counts(self._limits()) else None
+        return self if self._counts(self._read_limits()) else None
 
     def _counts(self, limits: SlotLimits | None) -> bool:
         # A provisional slot, which no consumer has claimed yet, expires unless it is touched.
@@ -106,8 +103,11 @@ class SlotHeartbeat:
         self._slot.touch()
         self._seen = now
 
-    def _limits(self) -> SlotLimits | None:
-        return self._log.slot_limits() if isinstance(self._log, Limited) else None
+    def _read_limits(self) -> SlotLimits | None:
+        """The current limits; None if the log has none. The interval follows them."""
+        limits = self._log.slot_limits() if isinstance(self._log, Limited) else None
+        self._every = MOST if limits is None else heartbeat_interval(limits)
+        return limits
 
     def _run(self) -> None:
         while not self._stop.wait(_TICK):

@@ -63,12 +63,14 @@ def advance(
 def check_held(state: SlotState, *, holder: str | None, epoch: int) -> None:
     """Refuse a holder that is fenced, or whose slot is dropped or invalid."""
     if (state.epoch, state.holder) != (epoch, holder):
-        raise Fenced(
-            f"Slot {state.name!r} is held by {state.holder!r} (epoch {state.epoch}) since; this holder had epoch "
-            f"{epoch} and must stop."
-        )
+        raise _held_since(state, epoch)
     _check_listed(state)
     check_valid(state)
+
+
+def _held_since(state: SlotState, epoch: int) -> Fenced:
+    held = f"Slot {state.name!r} is held by {state.holder!r} (epoch {state.epoch}) since"
+    return Fenced(f"{held}; this holder had epoch {epoch} and must stop.")
 
 
 def seen(state: SlotState, *, epoch: int, now: int) -> SlotState:
@@ -152,10 +154,7 @@ def resumed(state: SlotState, holder: str, now: int, *, former: int, known: int 
     """
     is_last = state.holder == holder if known is None or former == known else former > known
     if not is_last or former >= state.epoch:
-        raise Fenced(
-            f"Slot {state.name!r} is held by {state.holder!r} (epoch {state.epoch}) since; this holder had epoch "
-            f"{former} and must stop."
-        )
+        raise _held_since(state, former)
     _check_listed(state)
     check_valid(state)
     return replace(_alive_at(state, now), holder=holder, epoch=state.epoch + 1, expires=None)

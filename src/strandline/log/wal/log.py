@@ -82,23 +82,10 @@ class WalLog(Produces, WalReading, Closing):
             self._journal.begin_file(found.kept.start)
         mark = Mark(found.log_id, found.kept.start, place.next, place.first, place.term, settings.boot)
         self._published = Published.open(folder, mark, disk=env.disk)
-        self.slots = WalSlots(
-            folder,
-            found.kept,
-            self.bounds,
-            self.cursor_at,
-            self._journal.check_in_place,
-            origin=self._origin,
-            env=env,
-        )
+        in_place = self._journal.check_in_place
+        self.slots = WalSlots(folder, found.kept, self.bounds, self.cursor_at, in_place, origin=self._origin, env=env)
         self._steps = CommitSteps(self._journal, self._tail, self._published, durable=settings.durable, env=env)
-        self._committer = GroupCommitter(
-            folder,
-            steps=self._steps,
-            end=self._end,
-            place=place,
-            settings=settings,
-        )
+        self._committer = GroupCommitter(folder, steps=self._steps, end=self._end, place=place, settings=settings)
         self._start = LogStart(
             folder, self.slots, self._journal, self._published, self._catalog, self._committer, env=env
         )

@@ -125,9 +125,8 @@ def _meaning(error: BaseException, status: int | None, code: str, head: str) -> 
     if code in _NO_BUCKET:
         return Meaning.NO_BUCKET
     # By code, too: not every server and call has the right status.
-    if code in _DENIED or status in (401, 403):
-        return Meaning.DENIED
-    if isinstance(error, raised.PermissionDeniedError | raised.UnauthenticatedError):
+    is_denied = isinstance(error, raised.PermissionDeniedError | raised.UnauthenticatedError)
+    if is_denied or code in _DENIED or status in (401, 403):
         return Meaning.DENIED
     if code in _RACED:
         return Meaning.RACED

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from strandline.errors import AlreadyExists, CorruptData, NotFound
+from strandline.errors import CorruptData, NotFound
 from strandline.formats.wal.folder import SlotsFile
 from strandline.log.findings import Finding, FindingKind
 from strandline.log.folders import FolderKind, contents, refuse_others
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.names import IDENTITY, SLOTS_FILE, TORN, firsts_in, hold_lock, index_name
-from strandline.log.wal.recover.repair import rebuild_index
+from strandline.log.wal.recover.repair import rebuild_index, set_aside
 from strandline.log.wal.recover.rewind import finish_rewind
 from strandline.log.wal.recover.scan_tail import Torn, examine_files, read_identity, read_slots_file
 from strandline.log.wal.recover.verify import OnProgress, WalVerification, verify
@@ -138,21 +138,10 @@ def repair_log(
             else:
                 rebuild_index(folder, log_id, first, disk=env.disk)
         if plan.forgotten is not None:
-            _set_slots_aside(folder, disk=env.disk)
+            with contextlib.suppress(NotFound):
+                data = env.disk.read(f"{folder}/{SLOTS_FILE}")
+                set_aside(folder, data, lambda number: f"{SLOTS_FILE}.{number}{TORN}", disk=env.disk)
             write_slots_file(folder, SlotsFile(log_id, plan.start), disk=env.disk)
     # Opening cuts the torn tail, and publishes the log's end; closing marks it as clean.
     WalLog.open(folder, create=False, background=False, env=env).close()
     return plan
-
-
-def _set_slots_aside(folder: str, *, disk: Disk) -> None:
-    number = 0
-    while True:
-        try:
-            disk.copy(f"{folder}/{SLOTS_FILE}", f"{folder}/{SLOTS_FILE}.{number}{TORN}")
-        except NotFound:
-            return
-        except AlreadyExists:
-            number += 1
-        else:
-            return

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from functools import partial
+from itertools import count, pairwise
 from typing import Final
 from uuid import UUID
 
@@ -31,7 +32,7 @@ from strandline.log.wal.names import (
 )
 from strandline.log.wal.read.catalog import damaged_file
 from strandline.log.wal.recover.checks import FileCheck
-from strandline.log.wal.recover.scan_tail import Examined, Torn
+from strandline.log.wal.recover.scan_tail import Examined
 from strandline.log.wal.recover.walk import frames_of, walk
 from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import IndexWriter, JournalPosition, encode_lead
@@ -50,7 +51,9 @@ def repair(folder: str, found: Examined, *, disk: Disk) -> None:
             "%s/%s ends within a write that a crash interrupted (%s): %d bytes from byte %d on are set aside.",
             folder, data_name(torn.first), torn.why, torn.size, torn.at,
         )  # fmt: skip
-        _set_aside(folder, torn, disk=disk)
+        data = disk.read(f"{folder}/{data_name(torn.first)}", torn.at)
+        if data:
+            set_aside(folder, data, partial(torn_name, torn.first, torn.at), disk=disk)
     if found.torn:
         disk.sync_folder(folder)  # the pieces set aside, before anything is truncated
     for torn in found.torn:
@@ -64,19 +67,16 @@ def repair(folder: str, found: Examined, *, disk: Disk) -> None:
     disk.sync_folder(folder)
 
 
-def _set_aside(folder: str, torn: Torn, *, disk: Disk) -> None:
-    """Set aside the bytes that are about to be truncated, for inspection."""
-    data = disk.read(f"{folder}/{data_name(torn.first)}", torn.at)
-    number = 0
-    while data:
-        path = f"{folder}/{torn_name(torn.first, torn.at, number)}"
+def set_aside(folder: str, data: bytes, name: Callable[[int], str], *, disk: Disk) -> None:
+    """Set aside bytes that are about to be removed, for inspection, under the first name that is not taken."""
+    for number in count():
+        path = f"{folder}/{name(number)}"
         try:
             if disk.read(path) == data:  # an interrupted repair wrote it
                 return
         except NotFound:
             disk.write_new(path, [data])
             return
-        number += 1
 
 
 def _settle(folder: str, found: Examined, *, disk: Disk) -> None:

@@ -132,15 +132,13 @@ _CHECK_SECONDS: Final = 1.0
 """Seconds after which a waiting thread checks by itself whether its group is settled."""
 
 
+@dataclass(slots=True, eq=False)
 class GroupOrigin:
     """State that all groups of one committer share."""
 
-    __slots__ = ("commit", "lost")
-
-    def __init__(self, commit: Callable[[], object] | None = None) -> None:
-        """Without a committing thread, a thread that waits for a group calls ``commit`` first."""
-        self.commit = commit
-        self.lost = False
+    commit: Callable[[], object] | None = None
+    """Without a committing thread, a thread that waits for a group calls it first."""
+    lost: bool = False
 
     def lose(self, refusal: Callable[[], Exception]) -> None:
         """Make waiting for an unsettled group raise: none will ever be settled."""
