@@ -113,7 +113,7 @@ def grown(cluster):
 class TestAddingANode:
     def test_a_node_that_is_added_follows_and_then_votes(self, cluster):
         grown(cluster)
-        assert str(cluster.nodes["a"].primary.policy) == "quorum(a,b,c,d)"
+        assert str(cluster.nodes["a"].primary.membership.policy) == "quorum(a,b,c,d)"
         cluster.kill("b")
         handle = cluster.append(b"one")
         cluster.until(handle.done)
@@ -161,7 +161,7 @@ class TestAddingANode:
         change(cluster, AddNode("e", "to:e"), on="d")
         cluster.until(lambda: is_done(cluster, "b", "c", "d"))
         change(cluster, SetPolicy("quorum(b,c,d)"), on="d")
-        assert str(cluster.nodes["d"].primary.policy) == "quorum(b,c,d)"
+        assert str(cluster.nodes["d"].primary.membership.policy) == "quorum(b,c,d)"
 
     def test_adding_what_is_there_changes_nothing(self, cluster):
         a = led(cluster)
@@ -262,7 +262,7 @@ class TestChangingThePolicy:
         cluster.start("c")
         cluster.until(handle.done)
         cluster.until(lambda: is_done(cluster, "a", "b", "c"))
-        assert str(a.primary.policy) == "ack_n(2)"
+        assert str(a.primary.membership.policy) == "ack_n(2)"
 
     def test_an_append_that_waited_under_the_former_policy_needs_the_new_one_too(self, cluster):
         a = led(cluster, policy="local")
@@ -297,7 +297,7 @@ class TestChangingThePolicy:
         for name in "bc":
             cluster.start(name)
         cluster.until(lambda: is_done(cluster, "a", "b", "c"))
-        assert str(a.primary.policy) == "quorum(a,b,c)"
+        assert str(a.primary.membership.policy) == "quorum(a,b,c)"
         with pytest.raises(InvalidInput, match="nothing to take back"):
             a.primary.change_members(taking_back(cluster))
 
@@ -400,7 +400,7 @@ class TestWaitingForAChange:
 
         found = Operator(cluster, meanwhile=[lambda: known(cluster), others]).change.add("d", "to:d")
         assert found.members.policy == "quorum(a,b,d)"
-        assert str(a.primary.policy) == "quorum(a,b,d)"
+        assert str(a.primary.membership.policy) == "quorum(a,b,d)"
 
 
 STEPS = ["record", "spread", "complete", "told"]
@@ -665,7 +665,7 @@ class TestForce:
         for name in "ac":
             cluster.start(name)
         cluster.until(lambda: is_done(cluster, "a", "b", "c"))
-        assert str(cluster.nodes["b"].primary.policy) == "local"
+        assert str(cluster.nodes["b"].primary.membership.policy) == "local"
 
     def test_a_node_that_was_removed_is_not_promoted_by_force_once_it_knows(self, cluster):
         led(cluster)

@@ -132,14 +132,13 @@ class NodeConfig(NodeOptions):
             refuse_credentials(
                 self.url, "authenticate with tokens or certificates instead (ServerSecurity, ClientSecurity)"
             )
-        if host in _ANYWHERE and self.url is None:
-            raise InvalidInput(
-                f"Other nodes cannot call {host or 'no host'!r}: give the address at which they reach this one (url)."
-            )
-        if self.url is not None:
             Channel(self.url).close()
             if " " in self.url:
                 raise InvalidInput(f"{self.url!r} is no address of a node: it has a space in it.")
+        elif host in _ANYWHERE:
+            raise InvalidInput(
+                f"Other nodes cannot call {host or 'no host'!r}: give the address at which they reach this one (url)."
+            )
 
     def _check_role(self) -> None:
         if self.lease is not None and (self.lead or self.upstream is not None):

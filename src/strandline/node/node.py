@@ -287,7 +287,7 @@ class Node(Closing):
         primary.step_down(why)
         _LOGGER.warning("Node %s no longer leads, after term %d.", self.name, primary.term)
         if self._lease is not None:
-            self._lease.release()
+            self._lease.lease.release()
         self._settle()
         committed, knows = primary.committed, primary.watermark.is_known
         primary.copy.reopen()  # queued appends are written or refused, and a failed log is usable again
@@ -320,7 +320,7 @@ class Node(Closing):
             return self._lead(term, continues=continues)
         except BaseException:
             if lease is not None:
-                lease.release()
+                lease.lease.release()
             raise
 
     def _lead(self, term: int, *, continues: bool) -> PrimaryRole:
@@ -436,7 +436,7 @@ class Node(Closing):
         if isinstance(self._role, PrimaryRole):
             self._role.step_down("it was closed")
             if self._lease is not None:
-                self._lease.release()
+                self._lease.lease.release()
         else:
             self._role.disconnect()  # the copy is closed below
         self._settle()

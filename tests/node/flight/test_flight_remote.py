@@ -209,10 +209,11 @@ def test_bytes_that_are_no_answer_of_a_node_are_corrupt(node):
         list(remote.read())
 
 
-def test_a_larger_message_than_allowed_is_refused_by_the_client(node):
+def test_a_larger_message_than_allowed_is_refused_by_the_client(node, monkeypatch):
+    monkeypatch.setattr("strandline.node.flight.client.channel.MESSAGE_BYTES", 100_000)
     node.log.append_batch(records(bytes(1 << 20))).result(120)
     with FlightNode(node) as server:
-        channel = Channel(server.url, message_bytes=100_000)
+        channel = Channel(server.url)
         with pytest.raises(fl.FlightError):
             channel.get(b"{}", READ_SCHEMA, timeout=5).read_chunk()
         channel.close()

@@ -151,10 +151,11 @@ def test_closing_a_feed_ends_it_on_the_node_too(node, server, upstream):
         feed.take(0)
 
 
-def test_a_feed_that_a_client_leaves_unread_is_bounded(node, server):
+def test_a_feed_that_a_client_leaves_unread_is_bounded(node, server, monkeypatch):
+    monkeypatch.setattr("strandline.node.flight.client.stream_receiver.QUEUE_BYTES", 2 << 20)
     for _ in range(64):
         node.log.append_batch(records(bytes(1 << 20))).result(120)
-    with FlightUpstream(server.url, queue_bytes=2 << 20) as upstream:
+    with FlightUpstream(server.url) as upstream:
         feed = upstream.feed(ME, Cursor(node.log.log_id, 0))
         got = 0
         while got < 64:

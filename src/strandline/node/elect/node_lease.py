@@ -99,10 +99,6 @@ class NodeLease:
             self._node_folder.remember(led=term)
         return term
 
-    def release(self) -> None:
-        """Release the lease, so that another node can acquire it."""
-        self.lease.release()
-
 
 @final
 class Leadership:

@@ -89,11 +89,6 @@ class PrimaryRole:
         return self._node_folder.state.name
 
     @property
-    def policy(self) -> CommitPolicy:
-        """The log's own commit policy."""
-        return self.membership.policy
-
-    @property
     def term(self) -> int:
         """The term of its leadership."""
         return self.leadership.term
@@ -184,7 +179,8 @@ class PrimaryRole:
         self.leadership.check("nothing was written")
         if expect and not self.log.bounds().next:  # the log itself would begin there
             raise ExpectationFailed(f"The log ends at 0, not at {expect}: nothing was written.")
-        extra = None if policy is None or strengthened(self.policy, policy) == self.policy else policy
+        own = self.membership.policy
+        extra = None if policy is None or strengthened(own, policy) == own else policy
         self.membership.check_possible(self.watermark.required(extra), self.watermark.offsets())
         self._slow_down()
         writer, number = append or (None, None)
@@ -368,7 +364,7 @@ class PrimaryRole:
             self.term,
             self.term_start,
             heartbeat.epoch,
-            str(self.policy),
+            str(self.membership.policy),
             heartbeat.durable,
             heartbeat.committed,
             self.replicas.members(),
@@ -421,4 +417,4 @@ class PrimaryRole:
 
     def _remember(self, registry: ReplicaRegistry) -> None:
         peers = tuple(Peer(each.name, each.region, each.divergences) for each in registry.replicas.values())
-        self._node_folder.remember(peers=peers, policy=str(self.policy), primary=self.name)
+        self._node_folder.remember(peers=peers, policy=str(self.membership.policy), primary=self.name)

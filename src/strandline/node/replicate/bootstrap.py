@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Final
-from uuid import UUID
 
 from strandline.errors import CorruptData, NotFound
 from strandline.formats.checksum import crc32c
@@ -26,12 +25,7 @@ _BOOT: Final = "BOOT"
 
 
 def bootstrap(
-    upstream: Upstream,
-    caller: Caller,
-    node_folder: NodeFolder,
-    *,
-    before_swap: Callable[[], object] = lambda: None,
-    boot: UUID | None = None,
+    upstream: Upstream, caller: Caller, node_folder: NodeFolder, *, before_swap: Callable[[], object]
 ) -> Cursor:
     """Replace this node's copy by a snapshot of the primary's log; returns the snapshot's cursor.
 
@@ -39,14 +33,14 @@ def bootstrap(
     copy is complete and the old one is still current.
 
     After any interruption the node has its old copy or the new one, whole. Calling it again resumes, to the byte unless
-    the machine went down meanwhile (``boot`` identifies its run). ``CorruptData`` if a chunk does not match its
-    checksum, or the whole does not match the manifest: the damaged part is discarded, so that a retry may help.
+    the machine went down meanwhile. ``CorruptData`` if a chunk does not match its checksum, or the whole does not match
+    the manifest: the damaged part is discarded, so that a retry may help.
     """
     offer = upstream.begin_snapshot(caller, KIND)
     folder = node_folder.path(INCOMING)
     snapshot = _prepare(folder, offer, node_folder)
     check_kind(snapshot, KIND, KIND_VERSION)
-    _truncate_unsynced(folder, snapshot, node_folder, boot_id() if boot is None else boot)
+    _truncate_unsynced(folder, snapshot, node_folder)
     for file in snapshot.files:
         _fetch_file(upstream, caller, offer.name, file, folder, node_folder)
     node_folder.env.disk.remove(f"{folder}/{_BOOT}")
@@ -82,13 +76,13 @@ def _prepare(folder: str, offer: SnapshotOffer, node_folder: NodeFolder) -> Snap
     return snapshot
 
 
-def _truncate_unsynced(folder: str, snapshot: Snapshot, node_folder: NodeFolder, boot: UUID) -> None:
+def _truncate_unsynced(folder: str, snapshot: Snapshot, node_folder: NodeFolder) -> None:
     """Truncate the unsynced end of partial files if the machine went down since they were written.
 
     Bytes that a killed process wrote are kept, and so are those from before a lost connection: each connection resumes
     where the last one ended.
     """
-    note = f"{folder}/{_BOOT}"
+    note, boot = f"{folder}/{_BOOT}", boot_id()
     with contextlib.suppress(NotFound):
         if boot.int and node_folder.env.disk.read(note) == boot.bytes:
             return

@@ -42,14 +42,7 @@ def _is_node_address(url: str, place: SplitResult) -> bool:
 class Channel:
     """Calls to one node. Connects on first use, and reconnects by itself."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        security: ClientSecurity | None = None,
-        timeout: float = TIMEOUT,
-        message_bytes: int = MESSAGE_BYTES,
-    ) -> None:
+    def __init__(self, url: str, *, security: ClientSecurity | None = None, timeout: float = TIMEOUT) -> None:
         """For the node at ``grpc://host:port`` or ``grpc+tls://host:port``."""
         url, security = as_address(url), security or ClientSecurity()
         refuse_credentials(url, TOKEN_REMEDY)
@@ -69,11 +62,9 @@ class Channel:
             private_key=security.key,
             override_hostname=security.hostname,
             generic_options=[
-                ("grpc.max_receive_message_length", message_bytes),
-                (
-                    "grpc.compression_enabled_algorithms_bitset",
-                    1,
-                ),  # none: a small answer must not unpack into a large one
+                ("grpc.max_receive_message_length", MESSAGE_BYTES),
+                # None: a small answer must not unpack into a large one.
+                ("grpc.compression_enabled_algorithms_bitset", 1),
                 # A connection of its own, closed with the channel; a restarted node is found within a second.
                 ("grpc.use_local_subchannel_pool", 1),
                 ("grpc.initial_reconnect_backoff_ms", _RECONNECT_MS[0]),

@@ -16,7 +16,7 @@ from strandline.formats.node.wire import Advance, decode_answer, encode_advance
 from strandline.model.cursor import Cursor
 from strandline.model.records import RECORD_SCHEMA
 from strandline.node.flight.client.channel import TIMEOUT, Channel, end_exchange
-from strandline.node.flight.client.stream_receiver import QUEUE_BYTES, RemoteFeed
+from strandline.node.flight.client.stream_receiver import RemoteFeed
 from strandline.node.flight.security import ClientSecurity
 from strandline.node.flight.wire.errors import node_error, node_errors
 from strandline.node.flight.wire.streams import CHUNK_SCHEMA
@@ -56,20 +56,10 @@ class FlightUpstream(Closing):
     """
 
     def __init__(
-        self,
-        url: str,
-        *,
-        security: ClientSecurity | None = None,
-        timeout: float = TIMEOUT,
-        queue_bytes: int = QUEUE_BYTES,
-        env: Env = SYSTEM,
+        self, url: str, *, security: ClientSecurity | None = None, timeout: float = TIMEOUT, env: Env = SYSTEM
     ) -> None:
-        """For the node at ``grpc://host:port`` or ``grpc+tls://host:port``.
-
-        A feed receives up to ``queue_bytes`` ahead. After ``timeout`` seconds without a message it counts as lost.
-        """
+        """For the node at ``grpc://host:port``; after ``timeout`` seconds without a message a feed counts as lost."""
         self._channel = Channel(url, security=security, timeout=timeout)
-        self._queue_bytes = queue_bytes
         self._env = env
         self._acknowledging = threading.Lock()
         self._acks: _AckStream | None = None
@@ -98,7 +88,6 @@ class FlightUpstream(Closing):
             url=self._channel.url,
             silence=self._channel.timeout,
             env=self._env,
-            queue_bytes=self._queue_bytes,
         )
 
     def acknowledge(self, caller: Caller, progress: ReplicaProgress) -> Acknowledgement:

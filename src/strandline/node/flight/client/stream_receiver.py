@@ -125,7 +125,7 @@ class Receiver(Generic[T]):
         what: str,
         silence: float,
         env: Env = SYSTEM,
-        queue_bytes: int = QUEUE_BYTES,
+        queue_bytes: int | None = None,
     ) -> None:
         """Read the stream that ``begin`` opens; ``accept`` turns each chunk into an item and its size.
 
@@ -137,7 +137,7 @@ class Receiver(Generic[T]):
         self._what = what
         self._silence = silence
         self._clock = env.clock
-        self._limit = queue_bytes
+        self._limit = QUEUE_BYTES if queue_bytes is None else queue_bytes
         self._changed = threading.Condition(threading.Lock())
         """Guards all that follows."""
         self._items: deque[tuple[T, int]] = deque()
@@ -251,7 +251,7 @@ class RemoteFeed(Receiver[LogBatch]):
     ) -> None:
         """The batches from the one that holds the offset ``since`` on; ``begin`` opens the stream.
 
-        ``more``: the clock, and how many bytes are received ahead.
+        ``more``: the clock.
         """
         self._heartbeat: Heartbeat | None = None
         self._assembler = Assembler(url, since)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -70,12 +71,7 @@ def schema_of_columns(columns: Sequence[str] | None) -> pa.Schema:
     return pa.schema([READ_SCHEMA.field(name) for name in known_columns(columns)])
 
 
-def reading(
-    log: Log,
-    ticket: ReadTicket,
-    wanted: Wanted,
-    hold: ReserveMemory = lambda _: contextlib.nullcontext(),
-) -> Generator[RecordMessage, None, None]:
+def reading(log: Log, ticket: ReadTicket, wanted: Wanted, hold: ReserveMemory) -> Generator[RecordMessage, None, None]:
     """Records with their offsets up to the watermark; with ``follow`` also what is committed later.
 
     An idle stream sends an empty batch per heartbeat interval. Memory for a batch is held until it was sent.
@@ -191,10 +187,5 @@ def pieces(
         for chunk in chunks:
             if left <= 0 or not is_live():
                 return
-            columns = [
-                pa.array([chunk.offset], pa.int64()),
-                pa.array([chunk.data], pa.binary()),
-                pa.array([chunk.checksum], pa.uint32()),
-            ]
             left -= len(chunk.data)
-            yield pa.RecordBatch.from_arrays(columns, schema=CHUNK_SCHEMA)
+            yield pa.RecordBatch.from_pylist([asdict(chunk)], schema=CHUNK_SCHEMA)
