@@ -30,10 +30,9 @@ from strandline.node.members.rules import check_membership, is_newer
 from strandline.node.messages import Caller, Handover, ReplicaProgress, ReplicationFeed, Rewind, Topology, Upstream
 from strandline.node.node_folder import SNAPSHOTS, NodeFolder
 from strandline.node.options import NodeOptions
-from strandline.node.replicate.acks import AckSender
 from strandline.node.replicate.bootstrap import bootstrap
 from strandline.node.replicate.divergence import check_replaceable, keep_tail, stepped_back, truncate_tail
-from strandline.node.replicate.incoming import IncomingBatches
+from strandline.node.replicate.incoming import AckSender, IncomingBatches
 from strandline.node.replicate.log_copy import LogCopy
 from strandline.node.replicate.watermark import ReplicaWatermark
 from strandline.storage.objects.urls import open_store
