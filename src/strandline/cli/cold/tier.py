@@ -19,6 +19,7 @@ from strandline.cli.shared.any_log import tierable_log
 from strandline.cli.shared.common import (
     INTERRUPTED,
     Place,
+    Quiet,
     Workers,
     Yes,
     confirm,
@@ -316,6 +317,7 @@ def serve(
     segments: SegmentOptions,
     compact: Annotated[bool, flag("Also merge small segments, once an hour.", "--compact")] = False,
     metrics: Metrics,
+    quiet: Quiet = False,
 ) -> None:
     """Keep the cold tier in step with its log, round after round, until Ctrl-C or SIGTERM.
 
@@ -325,7 +327,7 @@ def serve(
 
     Example: strandline tier serve s3://bucket/orders --interval 1m
     """
-    log_to_stderr(logging.INFO)
+    log_to_stderr(logging.WARNING if quiet else logging.INFO)
     interval = max(1, interval)
     with (
         stop_on_signal() as stop,

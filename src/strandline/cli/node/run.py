@@ -12,10 +12,10 @@ from typing import Annotated, Any, Final, get_args, get_type_hints
 
 from strandline.cli.node.admin import node_at
 from strandline.cli.shared import output as show
-from strandline.cli.shared.common import guarded, retention_policy, stop_on_signal
+from strandline.cli.shared.common import Quiet, guarded, retention_policy, stop_on_signal
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import Metrics, listening_place
-from strandline.cli.shared.options import argument, flag, option
+from strandline.cli.shared.options import argument, option
 from strandline.cli.shared.targets import contents_at, is_free
 from strandline.errors import InvalidInput, StorageError
 from strandline.log.folders import FolderKind, refuse_others
@@ -179,7 +179,7 @@ def run(
     ] = "forever",
     security: NodeSecurity,
     metrics: Metrics,
-    quiet: Annotated[bool, flag("Log warnings only.", "--quiet", "-q")] = False,
+    quiet: Quiet = False,
     **settings: Any,
 ) -> None:
     """Run a node of a replicated log: it leads, or follows the primary, until Ctrl-C or SIGTERM.

@@ -50,6 +50,7 @@ Workers = Annotated[
     ),
 ]
 Until = Annotated[int | None, option("OFFSET", "Where it ends, without it; by default the log's end.", "--until")]
+Quiet = Annotated[bool, flag("Log warnings only.", "--quiet", "-q")]
 Follow = Annotated[bool, flag("Wait for new records at the end, until Ctrl-C.", "--follow", "-f")]
 Create = Annotated[bool, flag("Make the log if there is none.", "--create")]
 DryRun = Annotated[bool, flag("Change nothing; show what would be done.", "--dry-run")]
