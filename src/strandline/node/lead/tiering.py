@@ -32,7 +32,7 @@ from strandline.tier.metadata.manager import MetadataManager
 from strandline.tier.opening import partition_of
 from strandline.tier.read.cold_reader import ColdReader
 from strandline.tier.read.tiered_log import TieredLog
-from strandline.tier.read.tiered_slots import ColdPins, TierableSlots, TieredSlots
+from strandline.tier.read.tiered_slots import TierableSlots, TieredSlots
 
 _LOGGER = logging.getLogger(__name__)
 _CLOSE_SECONDS: Final = 2.0
@@ -125,7 +125,7 @@ class NodeColdTier(Closing):
             self._claim(primary).take()
             return log.bounds().first
 
-        return TieredSlots(primary.slots, ColdPins(self.cell, first))
+        return TieredSlots(primary.slots, self.cell, first)
 
     def tierer(self, primary: PrimaryRole) -> Tierer:
         """The tierer of a primary, for as long as that leads."""

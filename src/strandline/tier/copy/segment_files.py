@@ -198,13 +198,10 @@ class ColdSpan:
 
     def record_range(self) -> RecordRange:
         """The timestamps and keys of the row group, by its statistics."""
-        times, keys = self.tail().statistics(self.group, "timestamp"), self.tail().statistics(self.group, "key")
-        return RecordRange(
-            None if times is None else times[0],
-            None if times is None else times[1],
-            None if keys is None else bytes(keys[0]),
-            None if keys is None else bytes(keys[1]),
-        )
+        oldest, newest = self.tail().statistics(self.group, "timestamp") or (None, None)
+        keys = self.tail().statistics(self.group, "key")
+        lowest, highest = (None, None) if keys is None else map(bytes, keys)
+        return RecordRange(oldest, newest, lowest, highest)
 
     def tail(self) -> SegmentTail:
         """The segment's tail."""

@@ -37,7 +37,7 @@ from strandline.tier.attachment import ColdCell
 from strandline.tier.copy.history import TermLookups, divergence, is_same_record, read_history
 from strandline.tier.copy.segment_files import ColdSpan, plan_segment
 from strandline.tier.read.cold_reader import ColdPiece, ColdReader, HotStart, check_term
-from strandline.tier.read.tiered_slots import ColdPins, Hot, TierableSlots, TieredSlots
+from strandline.tier.read.tiered_slots import Hot, TierableSlots, TieredSlots
 
 _TRIES: Final = 8
 """How often a plan may move between the tiers while the log is trimmed."""
@@ -314,7 +314,7 @@ class TieredLog(Closing):
         hot = self._hot
         if not isinstance(hot, ObjectLog):
             raise Unsupported(f"{hot!r} has no holds: create a slot, which pins the log, too.")
-        return self._pins.pin(position, lambda first: hot.hold(position, seconds, retained_from=first), Hold.release)
+        return self.slots.pin(position, lambda first: hot.hold(position, seconds, retained_from=first), Hold.release)
 
     def slot_limits(self) -> SlotLimits:
         """The limits of slots in the hot log."""
@@ -323,11 +323,7 @@ class TieredLog(Closing):
     @property
     def slots(self) -> TieredSlots:
         """The log's slots, which pin records in either tier."""
-        return TieredSlots(self._hot.slots, self._pins)
-
-    @property
-    def _pins(self) -> ColdPins:
-        return ColdPins(self._cold, lambda: self.bounds().first)
+        return TieredSlots(self._hot.slots, self._cold, lambda: self.bounds().first)
 
 
 @contextmanager

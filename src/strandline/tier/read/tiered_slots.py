@@ -52,10 +52,15 @@ class Hot(Log, Protocol):
         """Its slots."""
 
 
+@checked(own=("__init__",))
 @dataclass(frozen=True, slots=True)
-class ColdPins:
-    """Pins positions that only the cold tier has, in step with its expiry."""
+class TieredSlots:
+    """The slots of the hot log, which pin records in either tier, in step with the expiry of the cold one.
 
+    Satisfies :class:`~strandline.log.contract.Slots`.
+    """
+
+    hot: HotSlots
     cold: ColdCell
     first: Callable[[], int]
     """The first offset retained in either tier."""
@@ -84,21 +89,12 @@ class ColdPins:
                 "begin there, or bootstrap."
             )
 
-
-@checked(own=("__init__",))
-@dataclass(frozen=True, slots=True)
-class TieredSlots:
-    """The slots of the hot log, which pin records in either tier. Satisfies :class:`~strandline.log.contract.Slots`."""
-
-    hot: HotSlots
-    pins: ColdPins
-
     def create(self, name: str, position: int, *, lifetime: float | None = None) -> SlotState:
         """Create a slot that pins all records from ``position`` on, in either tier.
 
         ``CursorExpired`` if the position is no longer retained, or is about to expire.
         """
-        return self.pins.pin(
+        return self.pin(
             position,
             lambda first: self.hot.create(name, position, lifetime=lifetime, retained_from=first),
             lambda _: self.hot.drop(name),
@@ -110,9 +106,7 @@ class TieredSlots:
         If the position is being expired at that moment, the slot is there all the same: it pins more than can be read,
         and has to be reset again.
         """
-        return self.pins.pin(
-            position, lambda first: self.hot.reset(name, position, retained_from=first), lambda _: None
-        )
+        return self.pin(position, lambda first: self.hot.reset(name, position, retained_from=first), lambda _: None)
 
     def claim(self, name: str, holder: str) -> Slot:
         """Become the slot's holder; a former holder is fenced."""
