@@ -14,7 +14,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import CorruptData, InvalidInput, UnsupportedVersion
-from strandline.followers.stores.state import KeyChange, KeyedState, change_of, pieces
+from strandline.followers.stores.state import KeyChange, KeyedState, change_of
 from strandline.formats.arrow.block import Compression, Parts, encode_page
 from strandline.formats.wal.frame import MAGIC, MAX_PAYLOAD, Ending, Frame, FrameInfo, decode_frame, encode_frame
 from strandline.log.wal.recover.walk import Hole, walk
@@ -92,9 +92,25 @@ def encode_base(
     Each frame says that all of them are durable, which is true once the file has its name; the last one holds nothing
     else. So if a frame is damaged, another one proves that it is no torn tail.
     """
-    chunks = list(pieces(keys, values, rows=PIECE_ROWS, size=PIECE_BYTES))
-    columns = ((pa.array(chunk.keys, pa.binary()), pa.array(chunk.values, pa.binary())) for chunk in chunks)
+    chunks = list(_pieces(keys, values))
+    columns = ((pa.array(some, pa.binary()), pa.array(theirs, pa.binary())) for some, theirs in chunks)
     return encode_columns(columns, len(chunks), position, term, timestamp)
+
+
+def _pieces(keys: Iterable[bytes], values: Iterable[bytes]) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    some: list[bytes] = []
+    theirs: list[bytes] = []
+    held = 0
+    for key, value in zip(keys, values, strict=True):
+        length = len(key) + len(value)
+        if some and (len(some) == PIECE_ROWS or held + length > PIECE_BYTES):
+            yield some, theirs
+            some, theirs, held = [], [], 0
+        some.append(key)
+        theirs.append(value)
+        held += length
+    if some:
+        yield some, theirs
 
 
 def encode_columns(

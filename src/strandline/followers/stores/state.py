@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple, final
 from uuid import UUID
 
@@ -297,23 +297,6 @@ class KeyedStore(RuledStore):
         """Close the store; it can still be read. Idempotent."""
         with self._writing:
             self._closed = True
-
-
-def pieces(keys: Iterable[bytes], values: Iterable[bytes], *, rows: int, size: int) -> Iterator[KeyChange]:
-    """Keys and values as puts, in pieces of at most ``rows`` rows and ``size`` bytes, or of one larger row."""
-    some_keys: list[bytes] = []
-    some_values: list[bytes] = []
-    held = 0
-    for key, value in zip(keys, values, strict=True):
-        length = len(key) + len(value)
-        if some_keys and (len(some_keys) == rows or held + length > size):
-            yield KeyChange(some_keys, some_values, None)
-            some_keys, some_values, held = [], [], 0
-        some_keys.append(key)
-        some_values.append(value)
-        held += length
-    if some_keys:
-        yield KeyChange(some_keys, some_values, None)
 
 
 @bound_to_process()

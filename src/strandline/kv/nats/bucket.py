@@ -294,9 +294,8 @@ class NatsKeyValue(Closing):
 
     def _subscribe(self, scope: Scope, identity: UUID, start: Mapping[str, Any], **how: Any) -> NatsSubscription:
         place = self._connection, self._stream, self._subjects, scope
-        subscription = NatsSubscription(*place, identity=identity, window=self._prefetch, **how)
-        subscription.open(self._chance.uuid().hex, start)
-        return subscription
+        name = self._chance.uuid().hex
+        return NatsSubscription(*place, name=name, start=start, identity=identity, window=self._prefetch, **how)
 
     def watch_from(self, scope: Scope, cursor: Cursor | None) -> NatsSubscription:
         """Changes at or after the cursor."""

@@ -89,6 +89,8 @@ class NatsSubscription(Closing):
         subjects: str,
         scope: Scope,
         *,
+        name: str,
+        start: Mapping[str, Any],
         identity: UUID,
         window: int,
         seen: int,
@@ -96,7 +98,7 @@ class NatsSubscription(Closing):
         values: bool = True,
         markers: bool = False,
     ) -> None:
-        """Use :meth:`NatsKeyValue.watch`. A full watch lists up to the last sequence in scope before it began."""
+        """Create the consumer. A full watch lists up to the last sequence in scope before it began."""
         self._connection = connection
         self._clock = connection.env.clock
         self._stream = stream
@@ -105,7 +107,6 @@ class NatsSubscription(Closing):
         self._filters = scope_filters(scope, subjects)
         self._unfiltered = self._filters == [f"{subjects}>"]
         self._identity = identity
-        self._values = values
         self._markers = markers
         self.aged: set[bytes] = set()
         """The keys that the server removed by age, if ``markers`` is set."""
@@ -123,11 +124,8 @@ class NatsSubscription(Closing):
         self._closed = False
         self._feed = MessageFeed(connection, stream, window=window)
         self._origin = Origin(f"A watch of {stream} at {connection.url}", self)
-
-    def open(self, name: str, start: Mapping[str, Any]) -> None:
-        """Create the consumer."""
         try:
-            self._feed.open(name, self._filters, start, values=self._values)
+            self._feed.open(name, self._filters, start, values=values)
         except BaseException:
             self.close()
             raise
