@@ -450,12 +450,13 @@ def test_a_bucket_that_is_removed_under_a_watch_ends_it(kv, nats_url, anew):
 
 
 def test_a_number_is_found_in_either_form_of_a_reply(kv):
-    feed = MessageFeed(kv._connection, kv._stream, window=8)
+    feed = MessageFeed(kv._connection, kv._stream, [">"], {"deliver_policy": "new"}, window=8)
     plain = "$JS.ACK.KV_b.w.1.70.1.1700000000.0"
     domain = "$JS.ACK.hub.ACCT.KV_b.w.1.71.2.1700000000.0.token"
     for reply in (plain, domain):
         feed._waiting.append(SimpleNamespace(reply=reply, subject="$KV.b.a", headers=None, data=b""))
     assert [message.sequence for message in feed.next(5)] == [70, 71]
+    feed.close()
 
 
 # --- the server dies ----------------------------------------------------------------------------------------------

@@ -147,10 +147,8 @@ class JetStreamSource(MessageStream):
         if feed is not None:
             feed.close()
         self._early = []
-        feed = MessageFeed(self._nats, self._stream, window=_AT_ONCE)
         start = {"deliver_policy": "by_start_sequence", "opt_start_seq": since}
-        feed.open(self._env.chance.uuid().hex, [">"], start, values=True)
-        self._feed, self._at = feed, since
+        self._feed, self._at = MessageFeed(self._nats, self._stream, [">"], start, window=_AT_ONCE), since
 
     def _fetched(self) -> list[StreamMessage]:
         """The messages that arrive within a moment."""

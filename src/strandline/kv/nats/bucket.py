@@ -73,14 +73,13 @@ class NatsKeyValue(Closing):
     number of the bucket's stream.
     """
 
-    def __init__(self, connection: NatsConnection, bucket: str, *, prefetch: int = 1024, env: Env = SYSTEM) -> None:
+    def __init__(self, connection: NatsConnection, bucket: str, *, prefetch: int = 1024) -> None:
         """Use :meth:`connect`."""
         self._connection = connection
         self._prefetch = prefetch
         self._bucket = bucket
         self._stream = f"KV_{bucket}"
         self._subjects = f"$KV.{bucket}."
-        self._chance = env.chance
         self._origin = Origin(f"The bucket {bucket} at {connection.url}", self)
 
     @classmethod
@@ -113,7 +112,7 @@ class NatsKeyValue(Closing):
         servers = [url] if isinstance(url, str) else list(url)
         connection = NatsConnection(servers, timeout=timeout, env=env, options=options or {})
         try:
-            made = cls(connection, bucket, prefetch=prefetch, env=env)
+            made = cls(connection, bucket, prefetch=prefetch)
             if create:
                 made._create(history=history, ttl=ttl, max_bytes=max_bytes, replicas=replicas)
             made._state()
@@ -294,8 +293,7 @@ class NatsKeyValue(Closing):
 
     def _subscribe(self, scope: Scope, identity: UUID, start: Mapping[str, Any], **how: Any) -> NatsSubscription:
         place = self._connection, self._stream, self._subjects, scope
-        name = self._chance.uuid().hex
-        return NatsSubscription(*place, name=name, start=start, identity=identity, window=self._prefetch, **how)
+        return NatsSubscription(*place, start=start, identity=identity, window=self._prefetch, **how)
 
     def watch_from(self, scope: Scope, cursor: Cursor | None) -> NatsSubscription:
         """Changes at or after the cursor."""

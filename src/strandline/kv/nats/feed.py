@@ -44,15 +44,22 @@ class MessageFeed:
     message with a header ``Status`` for an answer of the server, and drops it.
     """
 
-    def __init__(self, connection: NatsConnection, stream: str, *, window: int) -> None:
-        """At most ``window`` messages are in flight or queued. Sends nothing yet."""
+    def __init__(
+        self,
+        connection: NatsConnection,
+        stream: str,
+        filters: Sequence[str],
+        start: Mapping[str, Any],
+        *,
+        window: int,
+        values: bool = True,
+    ) -> None:
+        """Create the consumer and start to pull; at most ``window`` messages are in flight or queued."""
         self._connection = connection
         self._window = window
         self._clock = connection.env.clock
         self._stream = stream
-        self._name = ""
-        self._inbox = ""
-        self._subscription: Any = None
+        self._name = name = connection.env.chance.uuid().hex
         self._arrived = threading.Event()
         self._waiting: deque[Any] = deque()
         self._number = 0
@@ -65,12 +72,8 @@ class MessageFeed:
         self._pulled_at = 0
         self._refusals = 0
         self._one_by_one = False
-
-    def open(self, name: str, filters: Sequence[str], start: Mapping[str, Any], *, values: bool) -> None:
-        """Create the consumer and start to pull."""
-        self._name = name
-        self._inbox = self._connection.inbox()
-        self._subscription = self._connection.listen(f"{self._inbox}.*", self._receive, self._arrived.set)
+        self._inbox = connection.inbox()
+        self._subscription = connection.listen(f"{self._inbox}.*", self._receive, self._arrived.set)
         config = {
             **start,
             "name": name,
@@ -81,9 +84,13 @@ class MessageFeed:
             "headers_only": not values,
             "inactive_threshold": int(_FORGOTTEN_AFTER * NANOSECONDS),
         }
-        body = {"stream_name": self._stream, "action": "create", "config": config}
-        self._connection.ask(f"CONSUMER.CREATE.{self._stream}.{name}", f"Watching {self._stream}", body)
-        self.pull()
+        body = {"stream_name": stream, "action": "create", "config": config}
+        try:
+            connection.ask(f"CONSUMER.CREATE.{stream}.{name}", f"Watching {stream}", body)
+            self.pull()
+        except BaseException:
+            self.close()
+            raise
 
     async def _receive(self, message: Any) -> None:
         self._waiting.append(message)
@@ -203,8 +210,7 @@ class MessageFeed:
         """Delete the consumer, if the connection still allows."""
         self._waiting.clear()
         with contextlib.suppress(StrandlineError):
-            if self._subscription is not None:
-                self._connection.unlisten(self._subscription, self._arrived.set)
+            self._connection.unlisten(self._subscription, self._arrived.set)
             self._connection.ask(f"CONSUMER.DELETE.{self._stream}.{self._name}", "Closing a watch")
 
 

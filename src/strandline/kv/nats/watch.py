@@ -89,7 +89,6 @@ class NatsSubscription(Closing):
         subjects: str,
         scope: Scope,
         *,
-        name: str,
         start: Mapping[str, Any],
         identity: UUID,
         window: int,
@@ -122,13 +121,8 @@ class NatsSubscription(Closing):
         self._suspect = False
         self._failure: StrandlineError | None = None
         self._closed = False
-        self._feed = MessageFeed(connection, stream, window=window)
+        self._feed = MessageFeed(connection, stream, self._filters, start, window=window, values=values)
         self._origin = Origin(f"A watch of {stream} at {connection.url}", self)
-        try:
-            self._feed.open(name, self._filters, start, values=values)
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def stream(self) -> UUID:
