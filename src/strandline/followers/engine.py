@@ -37,7 +37,7 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Engine:
-    """State of one follower. It ends at the offset ``until``; without one, when :meth:`stop` is called.
+    """State of one follower. It ends at the offset ``upto``; without one, when :meth:`stop` is called.
 
     ``can_resync``: there are a store, and a reader to compare it with. ``usual_window`` applies if the batching has no
     window.

@@ -20,7 +20,6 @@ from strandline.model.snapshot import Snapshot
 from strandline.snapshots.artifacts import Artifacts
 from strandline.snapshots.sealed import MANIFEST, check_snapshot, newest_snapshot
 from strandline.snapshots.staging import check_free, scratch_folder
-from strandline.storage.clock import CHANCE
 from strandline.storage.disk import Disk
 from strandline.storage.env import SYSTEM, Env
 
@@ -76,7 +75,7 @@ def bootstrap(
         source = source if isinstance(source, Artifacts) else as_folder(source)
         there = _is_occupied(dest, env.disk)
         if there and not replace:
-            store = _usable(dest, into, found, slot, options)
+            store = _usable(dest, into, found, slot, options, env)
             if store is not None:
                 at = store.position().cursor
                 _LOGGER.info("The store at %s is at %s and is used as it is; no snapshot was imported.", dest, at)
@@ -106,7 +105,9 @@ def _is_occupied(dest: str, disk: Disk) -> bool:
     return False
 
 
-def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, options: dict[str, Any]) -> S | None:
+def _usable(
+    dest: str, into: StoreKind[S], log: Log | None, slot: str | None, options: dict[str, Any], env: Env
+) -> S | None:
     """The store at ``dest``, pinned by the slot, if it can follow the log; None otherwise.
 
     ``Diverged`` if it follows another log. On any error the store is closed.
@@ -120,9 +121,9 @@ def _usable(dest: str, into: StoreKind[S], log: Log | None, slot: str | None, op
         if log is not None:
             log.plan(position.cursor, _ONE)
             if slot is not None:
-                pin = SlotPin(log, slot, SYSTEM)
+                pin = SlotPin(log, slot, env)
                 pin.hold(position.cursor, is_stored=True)
-                pin.keep(str(CHANCE.uuid()))  # a bootstrap that was killed behind its import has left it to expire
+                pin.keep(str(env.chance.uuid()))  # a bootstrap that was killed behind its import has left it to expire
     except CursorExpired as error:
         _LOGGER.warning("The store at %s is too old to resume and will be replaced: %s", dest, error)
         store.close()
