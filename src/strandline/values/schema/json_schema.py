@@ -43,10 +43,7 @@ def constraining_keyword(schema: Any) -> str | None:
     "'minimum' of the field 'id'"
     """
     reader = json_schema_reader(schema)
-    if reader is None:
-        return None
-    reader.part_of("", reader.root, 0)
-    return reader.constraining
+    return None if reader is None else reader.constraining
 
 
 def json_schema_reader(schema: Any) -> _JsonSchemaReader | None:
@@ -65,7 +62,7 @@ def json_schema_fields(schema: Mapping[str, Any]) -> list[pa.Field]:
     integers, ``float`` for numbers; ``contentEncoding: base64`` is binary. An object without ``properties`` whose
     ``additionalProperties`` have a schema is a map.
     """
-    kind = _JsonSchemaReader(schema).part_of("", schema, 0).kind
+    kind = _JsonSchemaReader(schema).part.kind
     if not isinstance(kind, pa.StructType):
         raise SchemaRefused("The JSON Schema of a value must be of type object, with properties.")
     return list(kind)
@@ -73,14 +70,15 @@ def json_schema_fields(schema: Mapping[str, Any]) -> list[pa.Field]:
 
 class _JsonSchemaReader:
     def __init__(self, root: Mapping[str, Any]) -> None:
-        self.root = root
+        self._root = root
         self._count = FieldCount()
         self.constraining: str | None = None
         """The first keyword that constrains values."""
         self.unenforced: str | None = None
         """The first of them that cannot be enforced."""
+        self.part = self._part_of("", root, 0)
 
-    def part_of(self, path: str, schema: Any, depth: int) -> _Part:
+    def _part_of(self, path: str, schema: Any, depth: int) -> _Part:
         """The column of a part of the schema, with its constraints."""
         name = place(path)
         self._count.add()
@@ -91,7 +89,7 @@ class _JsonSchemaReader:
         self._note(name, [*constraining(schema), *_hidden(schema)], _hidden(schema))
         if "$ref" in schema:
             self._note(name, constraining(schema), constraining(schema))
-            return self.part_of(path, self._referenced(name, schema["$ref"]), depth + 1)
+            return self._part_of(path, self._referenced(name, schema["$ref"]), depth + 1)
         for word in ("anyOf", "oneOf"):
             choices = schema.get(word)
             if isinstance(choices, list):
@@ -99,13 +97,13 @@ class _JsonSchemaReader:
                 rest = [choice for choice in choices if choice != {"type": "null"}]
                 if len(rest) != 1:
                     raise SchemaRefused(f"The {name} has several types in the JSON Schema: a column has one.")
-                part = self.part_of(path, rest[0], depth + 1)
+                part = self._part_of(path, rest[0], depth + 1)
                 return replace(part, nullable=part.nullable or len(rest) < len(choices))
         kind = _type_name(name, schema)
         if kind == "object":
             part = self._object(path, name, schema, depth)
         elif kind == "array":
-            item = self.part_of(f"{path}[]", schema.get("items", {}), depth + 1)
+            item = self._part_of(f"{path}[]", schema.get("items", {}), depth + 1)
             part = _Part(pa.list_(item.kind), {"items": item.constraints} if item.constraints else {})
         else:
             part = _Part(_scalar(name, kind, schema))
@@ -126,7 +124,7 @@ class _JsonSchemaReader:
         properties, rest = schema.get("properties"), schema.get("additionalProperties")
         if isinstance(properties, Mapping) and properties:
             inside = f"{path}." if path else ""
-            parts = {key: self.part_of(inside + key, part, depth + 1) for key, part in properties.items()}
+            parts = {key: self._part_of(inside + key, part, depth + 1) for key, part in properties.items()}
             kind = pa.struct([pa.field(key, part.kind) for key, part in parts.items()])
             required = schema.get("required", [])
             if not isinstance(required, list) or not all(isinstance(key, str) and key in parts for key in required):
@@ -140,12 +138,12 @@ class _JsonSchemaReader:
             constraints = {word: value for word, value in constraints.items() if value}
             return _Part(kind, {**constraints, "additionalProperties": False} if rest is False else constraints)
         if isinstance(rest, Mapping):
-            item = self.part_of(path + "{}", rest, depth + 1)
+            item = self._part_of(path + "{}", rest, depth + 1)
             return _Part(pa.map_(pa.string(), item.kind), {"items": item.constraints} if item.constraints else {})
         raise SchemaRefused(f"The {name} of the JSON Schema has no properties.")
 
     def _referenced(self, name: str, reference: Any) -> Any:
-        found: Any = self.root
+        found: Any = self._root
         if isinstance(reference, str) and reference.startswith("#"):
             for step in reference[1:].strip("/").split("/") if reference != "#" else ():
                 found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None

@@ -95,10 +95,7 @@ def constrained(schema: Any) -> Constrained:
     if isinstance(schema, Constrained):
         return schema
     columns, reader = as_schema(schema), json_schema_reader(schema)
-    if reader is None:
-        return Constrained(columns)
-    constraints = reader.part_of("", reader.root, 0).constraints
-    return Constrained(columns, constraints, reader.unenforced)
+    return Constrained(columns) if reader is None else Constrained(columns, reader.part.constraints, reader.unenforced)
 
 
 def parsed(schema: Any) -> Any:
