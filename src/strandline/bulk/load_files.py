@@ -188,8 +188,12 @@ def _decompressed(raw: io.BufferedReader, file: LoadedFile) -> Any:
 
 def _from_columns(rows: pa.Table, fields: RecordFields, codec: Codec | None, where: str) -> pa.Table:
     """The records of rows: of an export as they are, else with the row, or one of its columns, as the value."""
-    _check_columns(rows, fields, where)
-    rows = _without_dictionaries(rows)
+    missing = [name for name in fields.named if name not in rows.column_names]
+    if missing:
+        raise InvalidInput(f"{where} has no column {missing[0]!r}; it has {', '.join(rows.column_names)}.")
+    # pandas writes categories as dictionaries.
+    values = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in rows.schema]
+    rows = rows.cast(pa.schema([field.with_type(kind) for field, kind in zip(rows.schema, values, strict=True)]))
     plain = {*RECORD_SCHEMA.names, "offset"}
     if not fields.named and set(rows.column_names) <= plain and {"key", "value"} & set(rows.column_names):
         return with_short_times(
@@ -213,20 +217,6 @@ def _named_columns(rows: pa.Table, fields: RecordFields, value: pa.Array | pa.Ch
     if fields.headers:
         columns["headers"] = _as_headers({name: _as_bytes(rows.column(name)).to_pylist() for name in fields.headers})
     return pa.table(columns)
-
-
-def _check_columns(rows: pa.Table, fields: RecordFields, where: str) -> None:
-    missing = [name for name in fields.named if name not in rows.column_names]
-    if missing:
-        raise InvalidInput(f"{where} has no column {missing[0]!r}; it has {', '.join(rows.column_names)}.")
-
-
-def _without_dictionaries(rows: pa.Table) -> pa.Table:
-    """The rows with plain columns in place of dictionaries, as pandas writes categories."""
-    plain = [
-        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field for field in rows.schema
-    ]
-    return rows.cast(pa.schema(plain))
 
 
 def _encoded(rows: pa.Table, fields: RecordFields, codec: Codec | None) -> pa.Array:

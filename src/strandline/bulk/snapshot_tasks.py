@@ -53,7 +53,10 @@ class ReduceTask:
     def __call__(self) -> int:
         """Reduce the range; returns how many keys it has. ``NullKey`` for a record without key."""
         rows = newest_records(records_between(self.spans, self.first, self.next, CHANGES.names))
-        streams = [_stream(share) for share in _by_share(rows, self.shares)]
+        streams = [
+            _checked(share.schema, share.to_batches(max_chunksize=PIECE_ROWS)) if share.num_rows else memoryview(b"")
+            for share in _by_share(rows, self.shares)
+        ]
         index = array("q", map(len, streams))
         self.store.put(self.name, [memoryview(index).cast("B"), *streams])
         return int(rows.num_rows)
@@ -92,12 +95,6 @@ def _by_share(rows: pa.Table, shares: int) -> Iterator[pa.Table]:
     for count in np.bincount(numbers.astype(np.int64), minlength=shares).tolist():
         yield ordered.slice(at, count)
         at += count
-
-
-def _stream(rows: pa.Table) -> memoryview:
-    if not rows.num_rows:
-        return memoryview(b"")
-    return _checked(rows.schema, rows.to_batches(max_chunksize=PIECE_ROWS))
 
 
 def _checked(schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> memoryview:

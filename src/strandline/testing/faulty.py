@@ -294,7 +294,10 @@ class FaultyStore:
         fault, error, latency = self._decide(row.name, row.path)
         if latency:
             self._clock.sleep(latency)
-        self._land_some()
+        # Scripted delays end by script; random ones at any later operation.
+        is_random = any(rates.late > 0 for rates in (self.faults, *self._per_operation.values()))
+        if self._late and is_random and self._random.random() < 0.5:  # noqa: PLR2004
+            self.land_late()
         if self._down:
             row.outcome = "down"
             raise TransientStorageError(f"{self.url} is down.")
@@ -330,12 +333,6 @@ class FaultyStore:
                     return fault, None, latency
                 draw -= chance
             return None, None, latency
-
-    def _land_some(self) -> None:
-        # Scripted delays end by script; random ones at any later operation.
-        is_random = any(rates.late > 0 for rates in (self.faults, *self._per_operation.values()))
-        if self._late and is_random and self._random.random() < 0.5:  # noqa: PLR2004
-            self.land_late()
 
 
 _FAILURES: Final[Mapping[Fault, str]] = {

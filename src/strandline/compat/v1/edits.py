@@ -58,11 +58,6 @@ def mark_of(location: str) -> str:
     return location if name is None else name[_TIME_DIGITS:]
 
 
-def tail_of(location: str) -> str:
-    """The end of every name with the same mark, if it is written by this package: a quick first test."""
-    return location[-_MARK_DIGITS - len(SUFFIX) :]
-
-
 def time_of(location: str) -> int | None:
     """Upload time of the batch, by its name (microseconds); None if that is no ULID.
 
@@ -104,16 +99,16 @@ def stored_as(path: str) -> str:
     >>> stored_as("/ingest//x.batch/"), stored_as("ingest/./x.batch"), stored_as("../x.batch")
     ('ingest/x.batch', 'ingest/%2E/x.batch', '%2E%2E/x.batch')
     """
-    parts = (part.replace(".", "%2E") if part in (".", "..") else _percent_encoded(part) for part in _parts(path))
+
+    def encoded(found: re.Match[str]) -> str:
+        return "".join(f"%{byte:02X}" for byte in found[0].encode(errors="surrogatepass"))
+
+    parts = (part.replace(".", "%2E") if part in (".", "..") else _ENCODED.sub(encoded, part) for part in _parts(path))
     return "/".join(parts)
 
 
 def _parts(path: str) -> list[str]:
     return [part for part in path.split("/") if part]
-
-
-def _percent_encoded(part: str) -> str:
-    return _ENCODED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode(errors="surrogatepass")), part)
 
 
 def names_of(location: str) -> tuple[str, ...]:
@@ -207,7 +202,8 @@ def list_batches(
 
 def places_of(manifest: QueueManifest, locations: Sequence[str]) -> dict[str, int]:
     """The sequences of the listed ones of these batches, under any name, by their marks."""
-    tails = tuple(map(tail_of, locations))
+    # A quick first test: names with the same mark have the same end, if they are written by this package.
+    tails = tuple(location[-_MARK_DIGITS - len(SUFFIX) :] for location in locations)
     return {mark_of(entry.location): entry.sequence for entry in manifest.entries if entry.location.endswith(tails)}
 
 

@@ -41,7 +41,8 @@ class Neighbours:
     def register(self) -> None:
         """Write the registration of this queue, unless its manifest is in the data folder, where it is found anyway."""
         if not self.manifest.startswith(f"{self.folder}/"):
-            self.store.put(_registration(self.folder, self.manifest), encode_registration(self.manifest))
+            digest = hashlib.blake2b(self.manifest.encode(), digest_size=8).hexdigest()
+            self.store.put(f"{self.folder}/queue-{digest}.json", encode_registration(self.manifest))
 
     def read(self, objects: Iterable[ObjectInfo]) -> list[QueueManifest]:
         """The manifests of the other queues, by a listing of the data folder without what this queue lists.
@@ -95,11 +96,6 @@ def _is_batch(data: bytes | memoryview) -> bool:
     except (CorruptData, UnsupportedVersion):
         return False
     return True
-
-
-def _registration(folder: str, manifest: str) -> str:
-    digest = hashlib.blake2b(manifest.encode(), digest_size=8).hexdigest()
-    return f"{folder}/queue-{digest}.json"
 
 
 def encode_registration(manifest: str) -> bytes:
