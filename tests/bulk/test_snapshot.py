@@ -20,7 +20,8 @@ from strandline.bulk.snapshot_tasks import ReduceTask
 from strandline.errors import AlreadyExists, CorruptData, CursorExpired, Diverged, InvalidInput, NullKey
 from strandline.log.read.span_tasks import spans_between
 from strandline.model.records import Op
-from strandline.testing.faulty import Crash, FaultyStore
+from strandline.storage.objects.urls import open_store
+from strandline.testing.faulty import Call, Crash, FaultyStore
 from strandline.testing.plain import PlainStore
 from tests.bulk.test_export import Interrupted
 from tests.matrix_cases import sampled
@@ -298,6 +299,32 @@ def test_a_build_that_another_process_finishes_meanwhile_answers_as_that_one(log
         assert content(done.folder) == followed(log)
         assert not (tmp_path / "snapshot.scratch").exists()
         shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_a_build_that_another_process_makes_while_its_plan_is_read_answers_as_that_one(
+    log: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_begun: bool
+) -> None:
+    def end() -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "snapshot"
+    if is_begun:
+        with pytest.raises(KeyboardInterrupt):
+            sl.bulk.build_snapshot(log, folder, group_bytes=3000, pool=Interrupted(1, end))
+    store = FaultyStore(open_store(f"{folder}.scratch"))
+
+    def build(call: Call) -> None:
+        if (call.name, call.path, call.stage) == ("get", "snapshot-plan.json", "before"):
+            store.unhook()
+            monkeypatch.undo()
+            sl.bulk.build_snapshot(log, folder, group_bytes=3000)
+
+    store.hook(build)
+    monkeypatch.setattr("strandline.bulk.snapshot_building.open_store", lambda *_: store)
+    done = sl.bulk.build_snapshot(log, folder, group_bytes=3000)
+    assert content(done.folder) == followed(log)
+    assert not (tmp_path / "snapshot.scratch").exists()
 
 
 def test_what_a_task_of_an_earlier_build_writes_late_is_not_taken(log: Any, tmp_path: Path) -> None:

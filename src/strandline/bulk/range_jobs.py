@@ -58,7 +58,8 @@ class RangeJob:
         try:
             return self.stored(path, kind)
         except NotFound:
-            if found is not None:
+            # Still there: another process that ends the job meanwhile removes its objects before the plan.
+            if found is not None and any(item.path == found for item in self.store.list(found)):
                 raise InvalidInput(
                     f"{self.store.url} has {found}, and no {path} that says of which job it is: {self.remedy}."
                 ) from None
@@ -95,7 +96,8 @@ class RangeJob:
         Returns what the tasks return, and the sizes of the parts that were there.
         """
         prefix = commonprefix([name for name, _, _ in parts])  # noqa: RUF071 - a listing begins with any letters
-        found = {item.path: item.size for item in self.store.list(prefix) if item.size}  # an empty one is no part
+        listed = self.store.list(prefix) if parts else ()
+        found = {item.path: item.size for item in listed if item.size}  # an empty one is no part
         missing = [task(*part, spans_between(self.log, *part[1:])) for part in parts if part[0] not in found]
         total = sum(end - first for _, first, end in parts)
         done = total - sum(part.next - part.first for part in missing)

@@ -22,6 +22,7 @@ from strandline.log.read.span_tasks import is_same_history
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor
+from strandline.model.records import Op
 from strandline.model.sink import StorePosition
 from strandline.model.snapshot import Snapshot
 from strandline.snapshots.artifacts import Artifacts
@@ -220,9 +221,7 @@ def _sealed_rocks(folder: str, found: Iterator[tuple[pa.Array, pa.Array]], curso
         with contextlib.closing(store):
             store.begin_resync(cursor.log_id)
             for keys, values in found:
-                ops = pa.Array.from_buffers(
-                    pa.int8(), len(keys), [None, pa.py_buffer(bytes(len(keys)))]
-                )  # all are puts
+                ops = pa.repeat(pa.scalar(int(Op.PUT), pa.int8()), len(keys))
                 store.resync(pa.table({"op": ops, "key": keys, "value": values}))
             store.end_resync(cursor)
             snapshot: Snapshot = store.export_to(folder)
