@@ -129,7 +129,10 @@ def ingest(
     with contextlib.ExitStack() as held:
         if isinstance(source, MessageStream):
             raise InvalidInput("Give a stream by its address, such as kafka://host:port/topic/0: each task opens it.")
-        _check_address(target)
+        if isinstance(target, (str, PathLike)):
+            place = ParsedAddress.of(target)
+            if place.is_wal or place.is_node:  # before a log of another kind is created there
+                raise _no_object_log(place.text)
         copied: Log = entered(source, open_source, source_options, held)
         is_stream = isinstance(copied, MessageStream)
         reopen = partial(open_source, cast("Address", source), **(source_options or {})) if is_stream else None
@@ -156,14 +159,6 @@ def ingest(
         reached, records = job.run(first, None if stored is None else stored.number, end)
         last = sink.last_append(copied.log_id)
         return Ingested(reached, None if last is None else hot.cursor_at(last.first + last.count), records)
-
-
-def _check_address(target: object) -> None:
-    """Refuse the address of another kind of log, before one is created there."""
-    if isinstance(target, (str, PathLike)):
-        place = ParsedAddress.of(target)
-        if place.is_wal or place.is_node:
-            raise _no_object_log(str(target))
 
 
 def _no_object_log(target: str) -> Unsupported:

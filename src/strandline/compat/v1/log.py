@@ -170,9 +170,13 @@ class QueueLog(WithoutFormat, Produces, LogReading, Closing):
         """
         manifest = self.manifest()
 
+        def time_in(entry: QueueEntry) -> int:
+            times = MetadataRanges.of(entry.metadata).times
+            return max(times) if times else time_of(entry.location) or 0
+
         def listed_since(time: int) -> int | None:
             begun = time - time % MILLISECOND  # times are kept in milliseconds: no batch of the same one is skipped
-            return next((entry.sequence for entry in manifest.entries if _time_of(entry) >= begun), None)
+            return next((entry.sequence for entry in manifest.entries if time_in(entry) >= begun), None)
 
         return resume.position_of(start, self.log_id, edits.bounds_of(manifest), listed_since)
 
@@ -245,8 +249,3 @@ class QueueLog(WithoutFormat, Produces, LogReading, Closing):
         It has no memory: a batch that was just acknowledged is deleted at once if its object is old enough.
         """
         return self.trimmer(remember=False).run(dry_run=dry_run, on_progress=on_progress)
-
-
-def _time_of(entry: QueueEntry) -> int:
-    times = MetadataRanges.of(entry.metadata).times
-    return max(times) if times else time_of(entry.location) or 0
