@@ -21,18 +21,17 @@ from strandline.storage.metrics import (
     SLOT_PINS,
 )
 
-_LOGGER: Final = logging.getLogger(__name__)
 _OF_SLOTS: Final = (SLOT_LAG_RECORDS, SLOT_LAG_BYTES, SLOT_LAG_SECONDS, SLOT_PINS)
 _OF_LOG: Final = (FIRST_OFFSET, NEXT_OFFSET, FLOOR)
 
 
-def report_invalid(state: SlotState, where: str, why: int | str) -> None:
+def report_invalid(state: SlotState, where: str, why: int | str, logger: logging.Logger) -> None:
     """Count and log a slot that was invalidated; ``why`` is the reason as a phrase, or how many bytes are behind it."""
     reason = None if state.invalid is None else state.invalid.reason
     INVALIDATIONS.labels(str(reason)).inc()
     if isinstance(why, int):
         why = f"with {why} bytes behind it: records that it needs may be deleted"
-    _LOGGER.warning(
+    logger.warning(
         "Slot %r of %s was invalidated (%s) at offset %d, %s. Bootstrap its consumer again and reset the slot.",
         state.name, where, reason, state.position, why,
     )  # fmt: skip

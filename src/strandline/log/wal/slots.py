@@ -127,7 +127,7 @@ class WalSlots(SlotTable):
                 judged.append((state, reason))
         invalidated = self._invalidate_judged(judged) if judged else []
         for state in invalidated:
-            report_invalid(state, self._folder, behind[state.name])
+            report_invalid(state, self._folder, behind[state.name], _LOGGER)
         return invalidated
 
     def _expire(self) -> list[SlotState]:
@@ -280,7 +280,7 @@ class WalSlots(SlotTable):
             self._write(self._start, {**slots, **after})
             for name in lost:
                 why = f"since this node, which leads now, retains the log from {first} on"
-                report_invalid(after[name], self._folder, why)
+                report_invalid(after[name], self._folder, why, _LOGGER)
             self._formers = {name: (after[name].epoch, state.epoch) for name, state in changed.items()}
             for name in after:
                 self._mark_alive(name)

@@ -223,7 +223,7 @@ class Trimmer:
                 if judged.invalid is not None:
                     done.invalidated.append(judged)
                     if not done.dry_run:
-                        report_invalid(judged, self.slots.store.url, behind)
+                        report_invalid(judged, self.slots.store.url, behind, _LOGGER)
                 states.append(judged)
             elif not (done.dry_run and has_expired(state, now)):
                 states.append(state)
