@@ -55,23 +55,27 @@ def watch_applied(
         watcher: The source of the changes.
         apply: Called with a batch of updates, parsed if there is a ``parse``; a coroutine function is awaited. If it
             raises, the watch ends with that error, and the cursor stays.
-        scope: The keys to watch.
         resume: Where to resume; by default at the store's cursor. A cursor ahead of the store is ``InvalidInput``.
             None means a full watch: all current values, then changes.
-        reader: Lists the present keys. With a store it repairs an expired cursor: keys that vanished meanwhile are
-            deleted, also by ``apply``. Without it an expired cursor means a full watch that deletes nothing, and one
-            warning.
         store: Stores what was applied. A failed write is retried, with its batches in order; after 16 failures in
             a row the watch ends. ``apply`` is not called again for them.
-        exports: Requests for snapshots of the store.
-        batching: When a batch is applied: after a number of updates, or a time after its first one.
-        parse: Converts an update for ``apply``; None rejects it, and it still counts for the cursor. An error
-            ends the watch, unless there is a ``dead_letter``.
-        dead_letter: Called with an update that could not be parsed, and the error. The update counts as rejected.
         on_applied: Called once with each cursor after it has moved; a coroutine function is awaited.
-        evicted: Whether keys that vanished without a delete are dropped or kept, where a backend can distinguish that.
         stop: Set it to end the watch cleanly: batched updates are applied, others are discarded.
         env: The clock of the windows.
+        options: What a watch, its asyncio face and a supervisor take alike:
+
+            - ``scope``: The keys to watch.
+            - ``reader``: Lists the present keys. With a store it repairs an expired cursor: keys that vanished
+              meanwhile are deleted, also by ``apply``. Without it an expired cursor means a full watch that deletes
+              nothing, and one warning.
+            - ``batching``: When a batch is applied: after a number of updates, or a time after its first one.
+            - ``parse``: Converts an update for ``apply``; None rejects it, and it still counts for the cursor. An error
+              ends the watch, unless there is a ``dead_letter``.
+            - ``dead_letter``: Called with an update that could not be parsed, and the error. The update counts as
+              rejected.
+            - ``evicted``: Whether keys that vanished without a delete are dropped or kept, where a backend can
+              distinguish that.
+            - ``exports``: Requests for snapshots of the store.
 
     An error of the stream is raised after the batch that was received before it has been applied and stored.
 
