@@ -254,6 +254,47 @@ class TestDropped:
 
 
 class TestSignals:
+    def test_a_handler_of_a_signal_may_append_also_within_a_call_of_its_thread_that_has_the_lock(
+        self, log: ObjectLog
+    ) -> None:
+        handles = []
+
+        def interrupted() -> None:
+            with producer._state.lock:  # between any two steps of any call
+                handles.extend(producer.append(value=b"%d" % number) for number in range(500))
+
+        producer = log.producer(linger=NEVER)
+        caller = threading.Thread(target=interrupted, daemon=True)
+        caller.start()
+        caller.join(SOON / 4)
+        assert not caller.is_alive()
+        producer.close()
+        assert [handle.result(0).first for handle in handles] == list(range(500))
+
+    def test_an_interrupted_start_of_a_thread_keeps_no_closing_waiting(
+        self, log: ObjectLog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        start = threading.Thread.start
+
+        def start_and_interrupt(thread: threading.Thread) -> None:
+            start(thread)
+            if thread.name == "strandline-upload":
+                raise KeyboardInterrupt
+
+        producer = log.producer(linger=NEVER, batch_bytes=1)
+        monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            producer.append_batch(records(b"a"))
+        monkeypatch.undo()
+        later = producer.append_batch(records(b"b"))
+        threads = threads_of(producer)
+        closing = threading.Thread(target=producer.close, daemon=True)
+        closing.start()
+        closing.join(SOON / 4)
+        assert not closing.is_alive()
+        assert later.result(0) == Receipt(1, 1)
+        assert_ended(threads)
+
     def test_a_handler_of_a_signal_may_append_also_while_another_append_is_interrupted(self, log: ObjectLog) -> None:
         handles: dict[bytes, object] = {}
         signals = itertools.count()

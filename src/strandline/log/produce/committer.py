@@ -112,7 +112,8 @@ class Committer:
         for thread in self._threads:
             thread.join()
         for upload in state.uploads.threads:  # the listing thread has started the last one
-            upload.join()
+            if upload.ident is not None:  # a signal's exception may have come before the start
+                upload.join()
         self._is_closing = False
         if state.failure is not None:
             raise state.failure.held_back() if self._had_failed else state.failure.reason

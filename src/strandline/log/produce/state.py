@@ -38,6 +38,10 @@ from strandline.storage.worker_thread import ReentrantEvent
 _LAG: Final = 4
 """Number of pages that may queue up during an encoding before appenders wait for it."""
 
+_WAIT: Final = 0.001
+_MOST_WAITS: Final = 100
+"""Seconds of one look at whether the encoding is over, and how often appenders look."""
+
 _ALL_TICKETS: Final = range(1 << 62)
 
 
@@ -158,17 +162,22 @@ class State:
         self.wake.set()
 
     def fill_page(self) -> None:
-        """Put a page's worth in a batch. One thread at a time encodes; those far ahead wait for it."""
-        far_ahead = len(self.rows) >= _LAG * self._page_rows or self.queued >= _LAG * PAGE_BYTES
-        is_nested = self._encoder == threading.get_ident()  # in a signal's handler
-        if self.lock.acquire(blocking=far_ahead and not is_nested):
-            try:
-                self.drain()
-            finally:
-                self.lock.release()
-        else:
+        """Put a page's worth in a batch. One thread at a time encodes; those far ahead wait for it, but not for ever:
+        this may be the handler of a signal, within a call of this thread that has the lock.
+        """
+        waits = _MOST_WAITS
+        while waits and self.lock.locked() and self._encoder != threading.get_ident() and self._is_far_ahead():
+            CLOCK.sleep(_WAIT)
+            waits -= 1
+        if self.lock.locked():
             self.fill_at = len(self.rows) + self._page_rows  # not each append needs to try it again
             self.wake.set()
+        else:
+            with self.lock:  # no acquire() before a try: a signal's exception in between would leave it locked
+                self.drain()
+
+    def _is_far_ahead(self) -> bool:
+        return len(self.rows) >= _LAG * self._page_rows or self.queued >= _LAG * PAGE_BYTES
 
     def take_back(self, row: Row | Call) -> None:
         """Take back a row that was queued too late, and raise; if it is in a batch already, just return."""

@@ -69,18 +69,19 @@ class Uploads:
 
     def put(self, batch: Batch) -> None:
         """Upload a batch as soon as a thread is free."""
-        if not self._idle.acquire(blocking=False) and len(self.threads) < self._most:
-            thread = threading.Thread(target=_work, args=self._work, name="strandline-upload", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:  # no more threads: the running ones do it, if there are any
-                if not self.threads:
-                    batch.error = error
-                    self._ended()
-                    return
-            else:
-                self.threads.append(thread)
         self._queue.put(batch)
+        if self._idle.acquire(blocking=False) or len(self.threads) >= self._most:
+            return
+        thread = threading.Thread(target=_work, args=self._work, name="strandline-upload", daemon=True)
+        self.threads.append(thread)  # before: a signal's exception may end the call though the thread runs
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads: the running ones do it, if there are any
+            self.threads.remove(thread)
+            if not self.threads:
+                batch.error = error
+                self._queue.get()
+                self._ended()
 
     def close(self) -> None:
         """Let the threads end when all uploads are done; does not wait for them."""
