@@ -18,6 +18,7 @@ from strandline.errors import CorruptData
 from strandline.log.slots.slot_lag import SlotLag
 from strandline.log.wal.snapshot import KIND
 from strandline.model.retention import Consumed, Invalidation, InvalidReason, MaxAge, SlotLimits, SlotState
+from strandline.node.flight.server import actions
 from strandline.node.message_json import answer, read_node_slots, write_node_slots
 from strandline.node.messages import Caller, NodeSlot, NodeSlots, ReplicaProgress, SlotKind
 from tests.cli.conftest import Run
@@ -88,6 +89,16 @@ def test_lag_of_a_node_has_bytes_seconds_and_retention(primary: sl.node.Primary,
     assert dead["bytes_behind"] > 0
     assert dead["seconds_behind"] > 0
     assert (found["retention"], found["floor"], found["floor_without"]) == ("consumed", 3, ROWS)
+
+
+def test_the_topology_of_a_node_of_an_earlier_build_is_shown_without_slots_and_lag_says_what_it_lacks(
+    primary: sl.node.Primary, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {name: action for name, action in actions.ACTIONS.items() if name != "slot-lags"}
+    monkeypatch.setattr(actions, "ACTIONS", known)
+    assert run("node", "topology", primary.url).exit_code == 0
+    refused = run("lag", primary.url)
+    assert (refused.exit_code, "slot-lags" in refused.stderr) == (1, True)
 
 
 def test_metrics_show_lag_silence_and_errors_per_replica_until_it_is_unregistered(primary: sl.node.Primary) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from strandline.cli.shared import output as show
-from strandline.errors import Fenced, NotReady
+from strandline.errors import Fenced, InvalidInput, NotReady
 from strandline.log.slots.slot_lag import SlotLag
 from strandline.model.cursor import SECOND
 from strandline.model.node import LogMembers, Membership
@@ -23,10 +23,10 @@ _WELL: Final = ("leading", "following")
 
 
 def replica_slots(node: RemoteLog) -> dict[str, NodeSlot]:
-    """The slots of the replicas of a primary; none for a node that does not lead."""
+    """The slots of the replicas of a primary; none for a node of an earlier build, or one that does not lead."""
     try:
         found = node.slot_lags().slots
-    except (NotReady, Fenced):
+    except (InvalidInput, NotReady, Fenced):
         return {}
     return {each.lag.state.name: each for each in found if each.kind is SlotKind.REPLICA}
 
