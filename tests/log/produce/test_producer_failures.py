@@ -179,6 +179,27 @@ def test_a_batch_that_is_just_being_listed_counts_though_there_is_no_memory_for_
     assert content(log) == [(0, b"listed")]
 
 
+def test_a_batch_whose_filling_was_interrupted_is_not_listed(log: ObjectLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    producer = log.producer(linger=NEVER)
+    before = producer.append_batch(records(b"before"))
+    draft = type(producer._state._open.draft)
+    add = draft.add
+
+    def add_and_interrupt(*args: object) -> None:
+        add(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(draft, "add", add_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        producer.append_batch(records(b"interrupted"))
+    monkeypatch.undo()
+    with pytest.raises(ProducerFailed):
+        producer.flush(SOON)
+    assert isinstance(failure_of(before), ProducerFailed)
+    assert_failed_for_good(producer)
+    assert log.bounds() == Bounds(0, 0)
+
+
 def test_an_append_that_waits_for_room_raises_when_the_producer_fails(log: ObjectLog, line: FaultyStore) -> None:
     failing = threading.Event()
 

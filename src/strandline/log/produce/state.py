@@ -259,9 +259,15 @@ class State:
             self.seal()
         batch = Batch(self.shipper.new_draft()) if self._open is None else self._open
         before = batch.draft.size
-        first = batch.draft.add(batches)
-        if ranges:
-            batch.draft.attach(ranges.shifted(first))
+        try:
+            first = batch.draft.add(batches)
+            if ranges:
+                batch.draft.attach(ranges.shifted(first))
+        except Exception:
+            raise
+        except BaseException as error:  # a signal's: the draft may have some of them, and count them wrong
+            self.fail(error)
+            raise
         self._open = batch  # only now: an empty batch is never passed on
         if self.first_at is None:
             self.note_first()
