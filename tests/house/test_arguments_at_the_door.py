@@ -33,7 +33,7 @@ from strandline.kv.memory import MemoryKeyValueSubscription
 from strandline.log.object.log import open_log
 from strandline.log.object.slots import Hold, ObjectSlot
 from strandline.log.topic.logs import LogTopic
-from strandline.log.topic.memory import MemoryTopic
+from strandline.log.topic.memory import MemoryTopic, MemoryTopicSubscription
 from strandline.log.topic.subscription import LogTopicSubscription
 from strandline.model.arguments import LONGEST, kind_of, shown
 from strandline.node.members.rules import RemoveNode
@@ -152,6 +152,7 @@ def instances(place: Place) -> dict[str, Callable[[], Any]]:
         "MemoryLog": logs.MemoryLog,
         "MemoryStore": sl.followers.MemoryStore,
         "MemoryTopic": lambda: logs.topic.MemoryTopic(1),
+        "MemoryTopicSubscription": lambda: logs.topic.MemoryTopic(1).subscribe()[0],
         "LogTopic": lambda: logs.topic.open_wal_topic(place.fresh(), 1),
         "LogTopicSubscription": lambda: logs.topic.open_wal_topic(place.fresh(), 1).subscribe()[0],
         "MemoryKeyValueSubscription": lambda: kv.MemoryKeyValue().watch(),
@@ -179,6 +180,7 @@ FURTHER: dict[str, type] = {
     "Hold": Hold,
     "ObjectSlot": ObjectSlot,
     "MemoryKeyValueSubscription": MemoryKeyValueSubscription,
+    "MemoryTopicSubscription": MemoryTopicSubscription,
     "LogTopic": LogTopic,
     "LogTopicSubscription": LogTopicSubscription,
 }
