@@ -205,9 +205,17 @@ def test_a_message_with_a_time_that_no_calendar_has_does_not_stop_the_partition(
     assert content(target)["timestamp"].cast("int64").to_pylist() == [min(time * 1000, (1 << 63) - 1)]
 
 
-@pytest.mark.parametrize("options", [{"nonsense": 1}, {"timeout": "x"}, {"timeout": -1}, {"config": "x"}])
-def test_wrong_options_are_one_sentence(kafka_server, topic, options):
-    with pytest.raises(InvalidInput, match="source_options"):
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"nonsense": 1}, "source_options"),
+        ({"timeout": "x"}, "timeout is a number of seconds"),
+        ({"timeout": -1}, "timeout is a number of seconds"),
+        ({"config": "x"}, "config is a Mapping"),
+    ],
+)
+def test_wrong_options_are_one_sentence(kafka_server, topic, options, why):
+    with pytest.raises(InvalidInput, match=why):
         ingest(kafka_server, topic, MemoryLog(), source_options=options)
 
 
