@@ -266,3 +266,10 @@ def test_a_subject_that_is_no_utf_8_is_a_key_as_it_is(nats_url, stream):
     assert ingest(nats_url, stream, target).records == 5
     assert content(target).column("key").to_pylist()[2] == subject
     assert content(target).column("value").to_pylist() == [b"v0", b"v1", b"odd", b"v2", b"v3"]
+
+
+def test_a_source_without_new_messages_is_waited_for(nats_url, stream):
+    publish(nats_url, stream, 3)
+    with JetStreamSource(f"{nats_url}/{stream}") as source:
+        assert source.wait(source.start(), 10.0)
+        assert not source.wait(source.cursor_at(source.bounds().next), 0.05)

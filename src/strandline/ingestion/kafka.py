@@ -73,7 +73,7 @@ class KafkaPartition(MessageStream):
         bootstrap, topic, partition = parse_kafka(address)
         self._kafka = client()
         self._timeout = timeout
-        self._clock = env.clock
+        self._env = env
         super().__init__()
         self._topic = topic
         self._settings = common_settings(bootstrap, check_config(config or {}))
@@ -140,17 +140,17 @@ class KafkaPartition(MessageStream):
 
         Messages of an open transaction, and all behind them, are not there yet.
         """
-        deadline = self._clock.monotonic() + self._timeout
+        deadline = self._env.clock.monotonic() + self._timeout
         while True:
-            left = max(_POLL, deadline - self._clock.monotonic())
+            left = max(_POLL, deadline - self._env.clock.monotonic())
             try:
                 found = self._consumer.get_watermark_offsets(self._place(0), timeout=left)
             except self._kafka.KafkaException as error:
                 reason = refusal(kafka_error(error), f"Asking for the bounds of {self.name}")
                 # A partition that is new, or whose broker was lost, has no leader for a moment.
-                if not isinstance(reason, TransientStorageError) or self._clock.monotonic() > deadline:
+                if not isinstance(reason, TransientStorageError) or self._env.clock.monotonic() > deadline:
                     raise reason from error
-                self._clock.sleep(_POLL)
+                self._env.clock.sleep(_POLL)
             else:
                 if found is None:
                     raise TransientStorageError(f"Kafka did not return the bounds of {self.name} in time: try again.")
@@ -189,14 +189,14 @@ class KafkaPartition(MessageStream):
             self._early = []
             self._consumer.assign([self._place(since)])
             self._at = since
-        deadline = self._clock.monotonic() + self._timeout
+        deadline = self._env.clock.monotonic() + self._timeout
         taken: list[Any] = []
         bytes_taken = 0
         while len(taken) < records and bytes_taken < size and self._at < upto:
             found = self._early or self._polled(wait=not taken)
             if not found and taken:
                 break
-            if not found and self._clock.monotonic() > deadline:
+            if not found and self._env.clock.monotonic() > deadline:
                 raise TransientStorageError(
                     f"Kafka sent no message of {self.name} within {self._timeout:g} s: try again."
                 )

@@ -18,8 +18,8 @@ from strandline.log.read.reading import HeadPoller
 from strandline.model.arguments import Timeout
 from strandline.model.cursor import NO_LIMIT, Bounds, Cursor, Limit, Start, batch_fingerprint
 from strandline.model.records import READ_SCHEMA
-from strandline.storage.clock import Clock
 from strandline.storage.closing import Closing
+from strandline.storage.env import Env
 
 TAKEN_RECORDS: Final = 50_000
 """Messages of one read, at most."""
@@ -99,7 +99,7 @@ class MessageStream(LogReading, Closing, ABC):
 
     name: str
     """The stream, for errors."""
-    _clock: Clock
+    _env: Env
     broken_headers: int = 0
     """Messages that were read so far, and whose headers cannot be read whole."""
     _planned: TakenSpan | None = None
@@ -146,7 +146,7 @@ class MessageStream(LogReading, Closing, ABC):
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the stream reaches past the cursor (True), or until the timeout (False); polls."""
         try:
-            return self._waiter.wait(self.bounds, past, timeout, self._clock)
+            return self._waiter.wait(self.bounds, past, timeout, self._env.clock)
         except StrandlineError:
             self._forget()
             raise
