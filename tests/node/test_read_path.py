@@ -14,7 +14,7 @@ from strandline.model.cursor import Limit
 from strandline.node.api import Primary, Replica
 
 WAIT = 120.0
-_ANSWERS = ("WalLog.", "WalReading.", "WalSpan.fetch")
+_ANSWERS = ("WalLog.", "WalReading.", "_again_if_trimmed.", "WalSpan.fetch")
 """The log that answers, and the records that it planned: with the first frame there the path ends."""
 _GUARDS = ("strandline.storage.fork_check", "strandline.model.arguments")
 """Around a public call: those of the log itself are not counted, and those of the primary are."""
