@@ -248,6 +248,30 @@ def test_two_that_are_promoted_without_a_lease_do_not_both_lead(tmp_path):
     cluster.close()
 
 
+def test_one_that_agrees_to_a_higher_term_just_before_it_leads_does_not_lead(tmp_path):
+    cluster = Cluster(tmp_path, policy="ack_n(1)", leased=False)
+    cluster.start("a", create=True, lead=True)
+    cluster.start("b")
+    cluster.start("c")
+    cluster.settled("b", "c")
+    cluster.append(b"one")
+    cluster.settled("b", "c")
+    cluster.kill("a")
+    first, second = cluster.nodes["c"], cluster.nodes["b"]  # the second takes the lower term
+    disconnect = second.replica.disconnect
+
+    def asked_meanwhile():  # as its server does in a thread of its own
+        disconnect()
+        first.promote()
+
+    second.replica.disconnect = asked_meanwhile
+    with pytest.raises(Fenced, match="not the primary any more"):
+        second.promote()
+    assert first.is_primary
+    assert not second.is_primary
+    cluster.close()
+
+
 def test_a_replica_that_is_promoted_while_it_bootstraps_again_keeps_nothing_of_that(trio):
     def lost(name: str) -> None:
         trio.cut |= {name}

@@ -98,6 +98,8 @@ class Node(Closing):
             knows = copy is not None and (state.settled or state.committed >= copy.log.bounds().next)
             self._role: PrimaryRole | ReplicaRole = self._follower(copy, state.committed, knows_committed=knows)
             """The current role. One thread changes it, any thread reads it."""
+            self._leadership: Leadership | None = None
+            """The latest leadership, also one that is only beginning."""
             opened.callback(self.close)  # its log, too: another process may be waiting for it
             self.hot = CommittedLog(lambda: self._role.watermark.readable(), lambda: self.primary.slots)  # noqa: PLW0108 - of the role by then
             """The copy up to the commit watermark, through changes of role and copy; without the cold tier."""
@@ -328,7 +330,9 @@ class Node(Closing):
 
         ``continues``: no other node can have led since this node did.
         """
-        leadership = Leadership(term, None if self._lease is None else self._lease.lease)
+        self._leadership = leadership = Leadership(term, None if self._lease is None else self._lease.lease)
+        if (seen := self.node_folder.state.seen) > term:  # reports from here on end it themselves
+            leadership.end(f"another node becomes the primary of term {seen}")
         primary = begin_leading(self.node_folder, self.replica, leadership, self.options, continues=continues)
         self._role = primary
         if self._lease is not None:
@@ -403,7 +407,6 @@ class Node(Closing):
 
         ``Fenced`` for the term of a node that is no member; without one it is told, and learns that.
         """
-        role = self._role
         if caller.term and caller.name:
             check_member(self.node_folder.state.membership, caller.name)
         if caller.term > self.node_folder.state.seen:
@@ -411,8 +414,11 @@ class Node(Closing):
                 self.copy.fence(caller.term, caller.name)
             else:
                 self.node_folder.adopt_term(caller.term, caller.name)
-            if isinstance(role, PrimaryRole):
-                role.step_down(f"{caller.name} becomes the primary of term {caller.term}")
+            why = f"{caller.name} becomes the primary of term {caller.term}"
+            if (leadership := self._leadership) is not None and leadership.term < caller.term:
+                leadership.end(why)  # also one whose role is only beginning
+                if isinstance(role := self._role, PrimaryRole):
+                    role.step_down(why)
         return self._report()
 
     def _report(self) -> ElectionReport:
