@@ -202,6 +202,20 @@ class TestEnding:
             else:
                 break
 
+    def test_closing_right_before_the_thread_sleeps_wakes_it(self, begin):
+        a = begin("a", lead=True, create=True, poll_seconds=60.0)
+
+        class ClearedLate(threading.Event):
+            def clear(self) -> None:
+                if not a._stop.is_set():
+                    a._stop.set()  # as close() does, in another thread
+                    self.set()
+                super().clear()
+
+        former, a._wake = a._wake, ClearedLate()
+        former.set()
+        assert a._ended.wait(30.0)
+
     def test_a_call_to_a_closed_node_is_refused(self, begin):
         a = begin("a", lead=True, create=True)
         a.close()

@@ -213,7 +213,6 @@ class RunningNode(WithoutFormat, LogReading, Closing):
         return result.result()
 
     def _make_requested_calls(self) -> None:
-        self._wake.clear()
         while self._requests:
             result, call = self._requests.popleft()
             try:
@@ -226,7 +225,10 @@ class RunningNode(WithoutFormat, LogReading, Closing):
         name = self.config.name
         why = f"{name} has stopped."
         try:
-            while not self._stop.is_set():
+            while True:
+                self._wake.clear()  # first: whoever sets it from here on is seen, or wakes the thread
+                if self._stop.is_set():
+                    break
                 self._make_requested_calls()
                 pause = self.node.step()
                 if pause > 0:
