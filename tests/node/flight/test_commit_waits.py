@@ -50,6 +50,26 @@ class TestCommits:
         assert not computed
         assert not waiter.done
 
+    def test_an_append_with_a_new_policy_may_come_while_the_leadership_ends(self):
+        commits = Commits(lambda _: 0, lambda: 100)
+        commits.add(ONE, 5)
+        late = []
+        thread = threading.Thread(target=lambda: late.append(commits.add(TWO, 5)))
+
+        class Interrupted(dict):
+            def values(self):
+                for each in super().values():
+                    if not thread.is_alive() and not late:
+                        thread.start()
+                        thread.join(0.2)
+                    yield each
+
+        commits._queues = Interrupted(commits._queues)
+        commits.give_up()
+        thread.join(120)
+        late[0].wait(120)
+        assert not late[0].done
+
     def test_a_watermark_never_goes_back(self):
         mark = [5]
         commits = Commits(lambda _: mark[0], lambda: 100)

@@ -98,10 +98,9 @@ class Commits:
 
     def add(self, policy: CommitPolicy | None, upto: int) -> CommitWaiter:
         """Add a waiter for a policy and an offset; the caller has to remove it."""
-        queue = self._queue_of(policy)
-        waiter = CommitWaiter(queue)
-        with self._lock:
-            heapq.heappush(queue.waiters, (upto, next(_TICKETS), waiter))
+        with self._lock:  # a queue that is added while others go over them would break that
+            waiter = CommitWaiter(self._queue_of(policy))
+            heapq.heappush(waiter.queue.waiters, (upto, next(_TICKETS), waiter))
         # Checked after it is queued: a watermark that moves now wakes it, and one that moved before is seen here.
         if self._end() >= upto and self.reached(policy) >= upto:
             self.remove(waiter)
