@@ -87,6 +87,18 @@ class TestPlaces:
             limiter.leave(place)
         assert limiter.inside == 10
 
+    def test_a_silent_call_that_lost_its_place_is_ended_though_the_new_one_is_refused(self) -> None:
+        clock = ManualClock()
+        limiter = CallLimiter(LIMITS, env=Env(clock=clock))
+        ended: list[str] = []
+        limiter.enter(None, is_reserved=True, end=lambda: ended.append("silent"))
+        clock.advance(0.5)
+        for number in range(LIMITS.ordinary_calls):
+            limiter.enter(f"app-{number}")
+        with pytest.raises(Overloaded, match="reserves the rest"):
+            limiter.enter("another")
+        assert ended == ["silent"]
+
     def test_one_replica_has_a_few_feeds(self) -> None:
         limiter = CallLimiter(ServerLimits(feeds_each=1))
         places = [limiter.enter(name, is_reserved=True) for name in ("a", "b", "a")]

@@ -135,8 +135,10 @@ class CallLimiter:
         Above the limit, the oldest call of an unknown caller that has sent no message is ended instead.
         """
         place = ActiveCall(who, self._clock.monotonic(), end, is_reserved)
-        with self._lock:
+        with contextlib.ExitStack() as unlocked, self._lock:
             dropped = self._give_way(who, is_reserved=is_reserved)
+            if dropped is not None:
+                unlocked.callback(dropped.end)  # also if the new one is refused: it counts no more
             if len(self._in) >= self._limits.calls:
                 raise Overloaded(
                     f"The node is busy with {len(self._in)} calls and streams, which is its limit: ask again a little "
@@ -147,8 +149,6 @@ class CallLimiter:
             if who is not None:
                 self._check_each(who)
             self._in.add(place)
-        if dropped is not None:
-            dropped.end()
         return place
 
     def name(self, place: ActiveCall, who: str, *, is_reserved: bool) -> None:
