@@ -188,7 +188,7 @@ def replicate(folder: str) -> Callable[[], object]:
 
     def work() -> None:
         replica = RunningNode(NodeConfig(folder=f"{folder}/replica", name="two", upstream=primary.url))
-        while replica.status().durable_next < end:
+        while (at := replica.status().position) is None or at.next < end:
             time.sleep(0.02)
         replica.close()
 
