@@ -507,6 +507,30 @@ class TestCommitting:
         assert not primary.watermark._wait_committed(5, 120.0)
         assert CLOCK.monotonic() - began < 120.0, "what is done does not block"
 
+    def test_trims_nothing_when_this_node_leads_no_more_or_steps_down_meanwhile(self, primary, monkeypatch):
+        fill(primary, 3)
+        move_slots = primary.replicas.move_slots
+
+        def steps_down() -> None:  # as the control thread does
+            primary.step_down("somebody else leads")
+            primary.log.close()
+            move_slots()
+
+        monkeypatch.setattr(primary.replicas, "move_slots", steps_down)
+        for _ in range(2):
+            with pytest.raises(Fenced, match="nothing was deleted"):
+                primary.trim(2)
+        assert primary.log.bounds() == Bounds(0, 3)
+
+    def test_a_slot_that_is_changed_while_this_node_steps_down_is_worth_another_try(self, primary):
+        fill(primary, 3)
+        slots = primary.slots
+        slots.create("billing", 0)
+        primary.log.close()
+        for change in (lambda: slots.create("other", 0), lambda: slots.claim("billing", "x"), slots.flush):
+            with pytest.raises(NotReady, match="not the primary any more"):
+                change()
+
 
 class TestFlow:
     def test_writers_are_slowed_and_then_refused_while_a_replica_is_behind(self, tmp_path):

@@ -395,8 +395,13 @@ class PrimaryRole:
 
     def trim(self, upto: int) -> int:
         """Delete records below an offset, but none that a slot needs; returns the new first offset."""
-        self.replicas.move_slots()
-        return self.log.trim(upto, limits=self.options.slot_limits)
+        self.leadership.check("nothing was deleted")
+        try:
+            self.replicas.move_slots()
+            return self.log.trim(upto, limits=self.options.slot_limits)
+        except LogClosed:
+            self.leadership.check("nothing was deleted")  # the node stepped down in between
+            raise
 
     def step_down(self, why: str) -> None:
         """End the leadership: nothing is written or acknowledged from here on."""

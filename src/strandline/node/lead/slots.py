@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Final, final
 
-from strandline.errors import AlreadyExists, Fenced, InvalidInput, NotFound, NotReady, SlotInvalid
+from strandline.errors import AlreadyExists, Fenced, InvalidInput, LogClosed, NotFound, NotReady, SlotInvalid
 from strandline.log.slots.rules import check_name
 from strandline.log.slots.slot_lag import SlotLag, records_kept, slot_lags
 from strandline.log.slots.slot_metrics import MeasuredSlot, SlotMetrics
@@ -65,6 +65,8 @@ class ConsumerSlots:
             raise NotReady(str(error)) from error
         try:
             yield self.table
+        except LogClosed as error:  # the node stepped down in between
+            raise NotReady(f"This node is not the primary any more: {_UNCHANGED}. Call the new primary.") from error
         except (NotFound, AlreadyExists, Fenced, SlotInvalid) as error:  # with the name that its consumer knows
             raise type(error)(str(error).replace(f"{CONSUMER_SUFFIX}'", "'")) from error
 
