@@ -272,6 +272,23 @@ class TestAsking:
             assert new.append(ONE).bookmark.next == 2
         assert (a.node.is_primary, b.node.is_primary) == (False, True)
 
+    def test_a_replica_that_could_not_begin_to_lead_follows_with_the_log_of_a_follower(
+        self, begin, tmp_path, monkeypatch
+    ):
+        a = begin("a", lead=True, create=True)
+        b = following(begin("b", upstream=a.url, nodes={"a": a.url}))
+        with RemoteLog(a.url) as log:
+            b.node.replica.watermark.readable(after=log.append(ONE).bookmark, timeout=WAIT)
+
+        def full(*_: object, **__: object) -> None:
+            raise StorageError("the disk is full")
+
+        monkeypatch.setattr("strandline.node.lead.begin.PrimaryRole", full)
+        with pytest.raises(StorageError, match="the disk is full"):
+            b.promote(force=True)
+        assert not [each for each in threading.enumerate() if each.name.startswith(f"strandline-wal {tmp_path / 'b'}")]
+        assert b.node.log.end().next == 1
+
     def test_a_replica_builds_its_copy_again_when_it_is_asked_to(self, begin, tmp_path):
         a = begin("a", lead=True, create=True)
         b = following(begin("b", upstream=a.url))

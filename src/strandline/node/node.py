@@ -135,10 +135,9 @@ class Node(Closing):
     @property
     def trouble(self) -> str | None:
         """Why it has stopped until an operator acts, or None."""
-        known = self.node_folder.state.trouble
         if self.failure is not None:
             return repr(self.failure)
-        return None if known is None else known.reason
+        return None if (known := self.node_folder.state.trouble) is None else known.reason
 
     @property
     def primary(self) -> PrimaryRole:
@@ -410,10 +409,8 @@ class Node(Closing):
         if caller.term and caller.name:
             check_member(self.node_folder.state.membership, caller.name)
         if caller.term > self.node_folder.state.seen:
-            if self.copy is not None:
-                self.copy.fence(caller.term, caller.name)
-            else:
-                self.node_folder.adopt_term(caller.term, caller.name)
+            adopt = self.node_folder.adopt_term if self.copy is None else self.copy.fence
+            adopt(caller.term, caller.name)
             why = f"{caller.name} becomes the primary of term {caller.term}"
             if (leadership := self._leadership) is not None and leadership.term < caller.term:
                 leadership.end(why)  # also one whose role is only beginning

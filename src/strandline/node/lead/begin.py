@@ -44,12 +44,16 @@ def begin_leading(
     node_folder.env.disk.remove_folder(node_folder.path(INCOMING))
     # The last rotation may be unknown here, or a token was removed: what a removed node knows must not sign any more.
     node_folder.tickets.rotate()
-    log = copy.lead(is_new=not continues)
-    primary = PrimaryRole(node_folder, copy, leadership, options, settled=settled)
-    if state.cold:
-        pin_uncopied(log, led_by_another=not continues)
-    primary.drop_strangers()  # the last primary may not have come to that
-    leadership.check("it does not lead")
+    try:
+        log = copy.lead(is_new=not continues)
+        primary = PrimaryRole(node_folder, copy, leadership, options, settled=settled)
+        if state.cold:
+            pin_uncopied(log, led_by_another=not continues)
+        primary.drop_strangers()  # the last primary may not have come to that
+        leadership.check("it does not lead")
+    except BaseException:
+        copy.reopen()  # as a follower's: that of a primary reports nothing that becomes durable
+        raise
     return primary
 
 
