@@ -202,6 +202,28 @@ class TestEnding:
             else:
                 break
 
+    def test_closing_does_not_wait_until_a_promotion_has_the_lease(self, begin, tmp_path, monkeypatch):
+        shared = {**lease_of(tmp_path), "lease_seconds": 8.0}
+        a = begin("a", create=True, **shared)
+        assert a.wait_until(lambda: a.node.is_primary, WAIT)
+        b = following(begin("b", nodes={"a": a.url}, **shared))
+        assert b.wait_until(lambda: b.node.node_folder.state.adopted > 0, WAIT)
+        is_waiting = threading.Event()
+        monkeypatch.setattr(b.node._lease, "try_acquire", is_waiting.set)
+        refused = []
+
+        def promote() -> None:
+            with pytest.raises(NotReady) as caught:
+                b.promote()
+            refused.append(str(caught.value))
+
+        asking = threading.Thread(target=promote)
+        asking.start()
+        assert is_waiting.wait(WAIT)
+        b.close()
+        asking.join(WAIT)
+        assert refused == ["b stops while it waits for the lease: it does not lead."]
+
     def test_closing_right_before_the_thread_sleeps_wakes_it(self, begin):
         a = begin("a", lead=True, create=True, poll_seconds=60.0)
 

@@ -56,12 +56,13 @@ class Node(Closing):
         take_over: str | None = None,
         lead: bool = False,
         open_cold: Callable[[str, UUID], NodeColdTier] | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         """Open the node in this folder. It follows the primary, unless no other node can have led since it did.
 
         ``connect`` reaches a node by its URL, ``open_cold`` opens the cold tier of a log at an address. ``create``
         begins a new log if this node has none, ``take_over`` one with the content of a write-ahead log; ``lead`` makes
-        it the primary where there is no lease.
+        it the primary where there is no lease. A promotion waits for the lease until ``stop`` is set.
         """
         with contextlib.ExitStack() as opened:
             opened.callback(node_folder.close)
@@ -73,7 +74,7 @@ class Node(Closing):
             check_cold(node_folder, options)
             self.options = options
             self.node_folder = node_folder
-            self._lease = None if lease is None else NodeLease(lease, node_folder)
+            self._lease = None if lease is None else NodeLease(lease, node_folder, stop)
             self._reach = connect
             self._open_cold = open_cold
             self._clock = node_folder.env.clock
@@ -201,8 +202,7 @@ class Node(Closing):
         return max(0.0, pause)
 
     def _lead_on(self, primary: PrimaryRole) -> float:
-        now = self._clock.boot()
-        lease = self._lease
+        now, lease = self._clock.boot(), self._lease
         lost = None if lease is None else lease.renew(now)
         if lost is not None:
             primary.step_down(lost)

@@ -132,6 +132,7 @@ class RunningNode(WithoutFormat, LogReading, Closing):
                     open_cold=lambda url, log_id: NodeColdTier(
                         open_store(url, config.tiering.options), log_id, config.tiering, env=env
                     ),
+                    stop=self._stop,
                 )
             )
             opened.pop_all()

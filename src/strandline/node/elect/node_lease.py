@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Final, final
 
 from strandline.errors import Fenced, NotReady, StorageError
@@ -22,8 +23,10 @@ _PROMOTION_WAIT: Final = 1.5
 class NodeLease:
     """The lease, and when this node renews or checks it next. Used by one thread at a time."""
 
-    def __init__(self, lease: Lease, node_folder: NodeFolder) -> None:
+    def __init__(self, lease: Lease, node_folder: NodeFolder, stop: threading.Event | None = None) -> None:
+        """``stop`` is set when the node is to stop: it waits for the lease no longer."""
         self.lease = lease
+        self._stop = threading.Event() if stop is None else stop
         self._node_folder = node_folder
         self._clock = node_folder.env.clock
         self.renewal = 0.0
@@ -70,7 +73,7 @@ class NodeLease:
         return self.lease.try_acquire(above=self._node_folder.state.seen)
 
     def acquire(self) -> None:
-        """Acquire the lease, after the former primary's has expired; ``NotReady`` if that one is renewed."""
+        """Acquire the lease, after the former primary's has expired; ``NotReady`` if it is renewed, or to stop."""
         deadline = self._clock.monotonic() + self.lease.seconds * _PROMOTION_WAIT
         while not self.try_acquire():
             if self._clock.monotonic() >= deadline:
@@ -78,6 +81,8 @@ class NodeLease:
                 holder = None if state is None else state.holder
                 raise NotReady(f"The lease is held by {holder} and renewed: stop that node first.")
             self._clock.sleep(self.lease.seconds / _CHECKS)
+            if self._stop.is_set():
+                raise NotReady(f"{self._node_folder.state.name} stops while it waits for the lease: it does not lead.")
 
     def primary_url(self) -> str | None:
         """The address of the node that holds the lease; None if none does, or an earlier run of this node."""
