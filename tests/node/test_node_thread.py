@@ -235,7 +235,8 @@ class TestEnding:
                 super().clear()
 
         former, a._wake = a._wake, ClearedLate()
-        former.set()
+        former.set()  # it sleeps on either of them
+        a._wake.set()
         assert a._ended.wait(30.0)
 
     def test_a_call_to_a_closed_node_is_refused(self, begin):
