@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-ROUNDS = 7
+ROUNDS = 5
 
 
 def _batch(rows: int, first: int = 0) -> Any:
