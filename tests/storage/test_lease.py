@@ -630,10 +630,11 @@ class TrustsTheWallClock(Lease):
 class ForgetsSuspension(Lease):
     """Broken: counts on a clock that stops while the machine is suspended."""
 
-    def __init__(self, *args, clock, **options):
+    def __init__(self, *args, env, **options):
+        clock = env.clock
         awake = type("Awake", (), {name: getattr(clock, name) for name in ("now", "monotonic", "sleep", "wait")})
         awake.boot = clock.monotonic
-        super().__init__(*args, env=Env(clock=awake), **options)
+        super().__init__(*args, env=replace(env, clock=awake), **options)
 
 
 class ComesBackUnderItsName(Lease):

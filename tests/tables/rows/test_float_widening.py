@@ -54,7 +54,7 @@ def test_rows_that_were_rounded_are_built_again_before_their_column_is_wider(tmp
     sl.follow(log, sink(value=codec(NARROW), key="id"), upto="end")
     append(log, codec(WIDE))
     wide = sink(value=codec(WIDE), key="id")
-    with pytest.raises(SchemaRefused, match=r"'price' .* rounded .*sl\.tables\.rebuild"):
+    with pytest.raises(SchemaRefused, match=r"'price' .* rounded .*'strandline table rebuild'"):
         sl.follow(log, wide, upto="end")
     rebuild(sink(value=codec(WIDE), key="id"), log)
     append(log, codec(WIDE))
