@@ -176,7 +176,9 @@ def replicate(folder: str) -> Callable[[], object]:
     from strandline.node.config import NodeConfig
     from strandline.node.running import RunningNode
 
-    primary = RunningNode(NodeConfig(folder=f"{folder}/primary", name="one", create=True, lead=True, listen=("127.0.0.1", 0)))
+    primary = RunningNode(
+        NodeConfig(folder=f"{folder}/primary", name="one", create=True, lead=True, listen=("127.0.0.1", 0))
+    )
     import strandline as sl
 
     log = sl.open(primary.url)
@@ -200,7 +202,9 @@ def append_at_node(folder: str) -> Callable[[], object]:
     from strandline.node.config import NodeConfig
     from strandline.node.running import RunningNode
 
-    primary = RunningNode(NodeConfig(folder=f"{folder}/primary", name="one", create=True, lead=True, listen=("127.0.0.1", 0)))
+    primary = RunningNode(
+        NodeConfig(folder=f"{folder}/primary", name="one", create=True, lead=True, listen=("127.0.0.1", 0))
+    )
     import strandline as sl
 
     log = sl.open(primary.url)
