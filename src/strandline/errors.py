@@ -6,7 +6,7 @@ the same call, repeated unchanged a little later, may succeed.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 from uuid import UUID
 
 
@@ -164,6 +164,25 @@ class ExpectationFailed(StrandlineError):
     """
 
     end: int | None = None
+
+
+class Sealed(StrandlineError):
+    """The log was sealed: it takes no more records, and nothing was appended.
+
+    Append to another log; what this one holds up to its final offset, ``end``, is complete.
+    """
+
+    end: int | None = None
+
+    @classmethod
+    def at(cls, end: int, where: str = "The log") -> Self:
+        """The error of an append to a log that was sealed at this offset."""
+        error = cls(
+            f"{where} was sealed at offset {end} and takes no more records; nothing was appended. Append to another "
+            "log."
+        )
+        error.end = end
+        return error
 
 
 class LogFailed(StorageError):

@@ -15,6 +15,7 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.addresses import NODE_SCHEMES, Address, ParsedAddress, refuse_credentials
 from strandline.model.arguments import checked
+from strandline.model.content_type import check_same
 from strandline.model.retention import Retention, SlotLimits
 from strandline.node.flight.client.node_channels import ReadFrom
 from strandline.node.flight.client.remote_log import RemoteLog
@@ -33,6 +34,7 @@ OpenedLog: TypeAlias = ObjectLog | TieredLog | WalLog | WalReader | RemoteLog
 AddressedLog: TypeAlias = OpenedLog | QueueLog
 """The same, and queues of version 1."""
 
+_KAFKA: Final = "kafka."
 _STORES: Final = ("s3", "gs", "az", "file", "memory")
 _SCHEMES: Final = (*_STORES, "wal", *NODE_SCHEMES)
 
@@ -57,8 +59,8 @@ def open_url(
     retention: str | Retention | None = ...,
     limits: SlotLimits | None = ...,
     value: Codec | None = ...,
+    content_type: str | None = ...,
     options: Mapping[str, str] | None = ...,
-    events_options: Mapping[str, Any] | None = ...,
     security: ClientSecurity | None = ...,
     read_from: ReadFrom = ...,
     env: Env = ...,
@@ -75,8 +77,8 @@ def open_url(
     retention: str | Retention | None = None,
     limits: SlotLimits | None = None,
     value: Codec | None = None,
+    content_type: str | None = None,
     options: Mapping[str, str] | None = None,
-    events_options: Mapping[str, Any] | None = None,
     security: ClientSecurity | None = None,
     read_from: ReadFrom = "primary",
     env: Env = SYSTEM,
@@ -99,8 +101,10 @@ def open_url(
         value: The codec of the values, such as ``sl.values.Json(schema)``, which a new object log or write-ahead log
             records. A log that exists has to have recorded it, in this version or an older one; ``log.evolve_value``
             adds one.
-        options: Settings of the object store, by obstore's names; they win over the environment's.
-        events_options: Settings of the Kafka client, if the cold tier's events are in Kafka.
+        content_type: The media type of the values, such as ``"application/json"``, which a new object log or
+            write-ahead log records for good. A log that exists has to have the same one.
+        options: Settings of the object store, by obstore's names; they win over the environment's. With ``kafka.``
+            before them those of the Kafka client, if the events of the cold tier are in Kafka.
         security: The token, and the certificates, for a node.
         read_from: With the addresses of several nodes: read from the ``"primary"``, or from ``"replicas"`` if possible.
         env: Clock, disk and chance, for tests.
@@ -126,20 +130,30 @@ def open_url(
     if place is not None and place.is_node:
         if value is not None:
             raise Unsupported(f"{address} is a node's log: {NO_FORMAT}")
+        _only(scheme, (*_STORES, "wal"), "a log that this process creates", content_type=content_type)
         _only(scheme, (*_STORES, "wal"), "a log that this process creates", create=create or None, options=options)
         return RemoteLog(place.text, security=security, read_from=read_from, env=env)
-    tiers: dict[str, Any] = {"options": options, "events_options": events_options, "env": env}
+    options, events = _divided(options)
+    tiers: dict[str, Any] = {"options": options, "events_options": events, "env": env}
     if place is None or not place.is_wal or place.folder is None:
         found = open_log(
-            address, create=create, retention=retention, limits=limits, value=value, options=options, env=env
+            address,
+            create=create,
+            retention=retention,
+            limits=limits,
+            value=value,
+            content_type=content_type,
+            options=options,
+            env=env,
         )
         return tiered(found, **tiers)
     if read_only:
         _only(scheme, (), "the process that writes the log (without read_only=)", create=create or None)
         reader = WalReader(place.folder, env=env)
         reader.check_value(value)
+        check_same(reader.content_type, content_type, place.text)
         return tiered(reader, **tiers)
-    log = WalLog.open(place.folder, create=create, value=value, env=env)
+    log = WalLog.open(place.folder, create=create, value=value, content_type=content_type, env=env)
     try:
         return tiered(log, close_hot=True, **tiers)
     except BaseException:
@@ -158,6 +172,17 @@ def log_place(address: Address) -> ParsedAddress:
             f"There are no logs at {place.scheme}://: " + (f"did you mean {near[0]}://?" if near else f"use {known}.")
         )
     return place
+
+
+def _divided(options: Mapping[str, str] | None) -> tuple[Mapping[str, str] | None, Mapping[str, str] | None]:
+    """Settings of object stores, and those of the Kafka client with the events of a cold tier, each None without any.
+
+    >>> _divided({"region": "eu", "kafka.sasl.username": "etl"})
+    ({'region': 'eu'}, {'sasl.username': 'etl'})
+    """
+    kafka = {name.removeprefix(_KAFKA): value for name, value in (options or {}).items() if name.startswith(_KAFKA)}
+    stores = {name: value for name, value in (options or {}).items() if not name.startswith(_KAFKA)}
+    return stores or None, kafka or None
 
 
 def _only(scheme: str, schemes: tuple[str, ...], what: str, **given: Any) -> None:

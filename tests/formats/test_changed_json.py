@@ -12,7 +12,7 @@ from strandline.errors import StrandlineError
 from strandline.formats.json.value_versions import ValueVersion
 from strandline.formats.object.identity import LogIdentity, SlotCodec, decode_identity, encode_identity
 from strandline.formats.topic import decode_topic, encode_topic
-from strandline.formats.wal.folder import decode_wal_values, encode_wal_identity
+from strandline.formats.wal.folder import WalIdentity, decode_wal_identity, encode_wal_identity
 from strandline.model.retention import SlotLimits, SlotState, parse_retention
 from strandline.model.stamp import Stamped
 
@@ -20,9 +20,13 @@ _VALUES = (ValueVersion.of(1, "json", {"type": "record", "name": "order", "field
 _IDENTITY = LogIdentity(
     UUID(int=0x1234567890), retention=parse_retention("age:7d"), limits=SlotLimits(1000, 3600), values=_VALUES
 )
+_WAL_IDENTITY = WalIdentity(UUID(int=7), _VALUES, 9, "text/plain")
 _FILES: dict[str, tuple[bytes, Callable[[bytes, str], Any]]] = {
     "log.json of an object log": (encode_identity(_IDENTITY), decode_identity),
-    "log.json of a write-ahead log": (encode_wal_identity(UUID(int=7), _VALUES), decode_wal_values),
+    "log.json of a write-ahead log": (
+        encode_wal_identity(_WAL_IDENTITY),
+        decode_wal_identity,
+    ),
     "topic.json": (encode_topic(16), decode_topic),
     "a slot": (SlotCodec("s").encode(Stamped(SlotState("s", 120, "me", 3, 99), 4)), SlotCodec("s").decode),
 }

@@ -19,10 +19,11 @@ from strandline.formats.topic import decode_topic, encode_topic
 from strandline.formats.wal.folder import (
     Rewinding,
     SlotsFile,
+    WalIdentity,
     append_of,
     decode_rewinding,
     decode_slots_file,
-    decode_wal_values,
+    decode_wal_identity,
     encode_rewinding,
     encode_slots_file,
     encode_wal_identity,
@@ -38,6 +39,9 @@ FACTS = SegmentFacts(
 )
 
 
+_WAL = encode_wal_identity(WalIdentity(UUID(int=7)))
+
+
 def changed(data: bytes, **fields: object) -> bytes:
     return json.dumps({**json.loads(data), **fields}).encode()
 
@@ -51,7 +55,7 @@ def resealed(data: bytes, **fields: object) -> bytes:
 @pytest.mark.parametrize("wrong", [INFINITE, 1.5, "1", None, -1, 1 << 63, 10**300, [], True])
 def test_a_number_that_is_none_is_damage_in_every_file(wrong: object) -> None:
     for decode, data in (
-        (decode_wal_values, changed(encode_wal_identity(UUID(int=7)), min_reader=wrong)),
+        (decode_wal_identity, changed(_WAL, min_reader=wrong)),
         (decode_rewinding, resealed(encode_rewinding(Rewinding(UUID(int=7), 5, 9, 1, 0, 100, 20, 5, "q")), size=wrong)),
         (SegmentFacts.decode, changed(FACTS.encode(), terms=[[wrong, 0]])),
         (SegmentFacts.decode, changed(FACTS.encode(), terms=[[0, wrong]])),
@@ -98,7 +102,7 @@ def test_an_append_with_a_number_that_there_cannot_be_is_damage(number: bytes) -
 DECODERS: list[Callable[[bytes, str], object]] = [
     decode_identity,
     decode_topic,
-    decode_wal_values,
+    decode_wal_identity,
     decode_rewinding,
     SlotCodec("s").decode,
     decode_slots_file,
@@ -117,15 +121,18 @@ def test_json_that_would_take_much_to_parse_is_damage(decode: Callable[[bytes, s
 @pytest.mark.parametrize(
     ("decode", "data"),
     [
-        (decode_identity, changed(encode_identity(LogIdentity(UUID(int=7))), min_reader=2, retention="of the future")),
-        (decode_wal_values, changed(encode_wal_identity(UUID(int=7)), min_reader=2, log_id="of the future")),
-        (decode_topic, changed(encode_topic(3), min_reader=2, partition_count="of the future")),
+        (decode_identity, changed(encode_identity(LogIdentity(UUID(int=7))), min_reader=3, retention="of the future")),
+        (
+            decode_wal_identity,
+            changed(_WAL, min_reader=3, log_id="of the future"),
+        ),
+        (decode_topic, changed(encode_topic(3), min_reader=3, partition_count="of the future")),
     ],
 )
 def test_a_file_of_a_newer_version_is_called_that_and_not_damaged(
     decode: Callable[[bytes, str], object], data: bytes
 ) -> None:
-    with pytest.raises(UnsupportedVersion, match="it needs a reader of version 2"):
+    with pytest.raises(UnsupportedVersion, match="it needs a reader of version 3"):
         decode(data, "it")
 
 

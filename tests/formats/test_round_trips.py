@@ -251,16 +251,16 @@ def test_a_newer_batch_says_to_upgrade():
 
 def test_a_newer_head_says_to_upgrade_whatever_follows_its_version():
     data = head_bytes()
-    newer = data[:4] + (2).to_bytes(2, "little") + b"something else altogether"
-    with pytest.raises(UnsupportedVersion, match=r"format version 2.*upgrade"):
+    newer = data[:4] + (3).to_bytes(2, "little") + b"something else altogether"
+    with pytest.raises(UnsupportedVersion, match=r"format version 3.*upgrade"):
         decode_head(newer, "it")
     with pytest.raises(UnsupportedVersion):
-        decode_head(reseal_head(data[:4] + (2).to_bytes(2, "little") + data[6:]), "it")
+        decode_head(reseal_head(data[:4] + (3).to_bytes(2, "little") + data[6:]), "it")
 
 
 def test_an_identity_that_needs_a_newer_reader_says_to_upgrade():
-    newer = encode_identity(LogIdentity(UUID(int=7), version=9, min_reader=2))
-    with pytest.raises(UnsupportedVersion, match=r"reader of version 2.*upgrade"):
+    newer = encode_identity(LogIdentity(UUID(int=7), version=9, min_reader=3))
+    with pytest.raises(UnsupportedVersion, match=r"reader of version 3.*upgrade"):
         decode_identity(newer, "it")
 
 

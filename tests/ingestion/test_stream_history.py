@@ -10,8 +10,10 @@ import strandline as sl
 from strandline.errors import CursorExpired, Diverged
 from strandline.ingestion.streams import MessageStream, Taken, message_batch
 from strandline.log.memory import MemoryLog
-from strandline.model.cursor import Bounds
+from strandline.log.read.reading import Arrival, wait_for_more
+from strandline.model.cursor import Bounds, Cursor
 from strandline.storage.clock import CLOCK
+from strandline.storage.env import SYSTEM
 
 
 class Stream(MessageStream):
@@ -64,3 +66,20 @@ def test_a_stream_that_deleted_what_was_ingested_is_continued() -> None:
     with pytest.raises(CursorExpired, match="begins at offset 5"):
         sl.ingest(Stream("monday", 5, [b"5"]), copy)
     assert sl.ingest(Stream("monday", 5, [b"5"]), copy, skip_trimmed=True).records == 1
+
+
+def test_a_poll_at_the_end_of_a_stream_asks_it_once() -> None:
+    class Asked(Stream):
+        asked = 0
+
+        def bounds(self) -> Bounds:
+            self.asked += 1
+            return super().bounds()
+
+    stream = Asked("monday", 0, [b"0"])
+    stream._env = SYSTEM
+    assert wait_for_more(stream, stream.end(), 0.0) is Arrival.NOTHING
+    once = stream.asked - 1  # without that for the end
+    stream.asked = 0
+    stream.wait(Cursor(stream.log_id, 1), 0.0)
+    assert once == stream.asked == 1

@@ -116,7 +116,6 @@ class Cluster:
             url=f"to:{name}",
             nodes={other: f"to:{other}" for other in self.names},
             automatic=self.automatic and isinstance(policy, Quorum),
-            upstream=None if self.leased else f"to:{self.names[0]}",
         )
         lease = None
         if self.leased:
@@ -128,7 +127,8 @@ class Cluster:
             background=False,
         )
         connect = lambda url: Link(self, url.removeprefix("to:"))
-        node = Node(node_folder, options, connect=connect, lease=lease, **more)
+        upstream = None if self.leased else f"to:{self.names[0]}"
+        node = Node(node_folder, options, connect=connect, lease=lease, upstream=upstream, **more)
         self.nodes[name] = node
         return node
 

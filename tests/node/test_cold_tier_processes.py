@@ -13,8 +13,8 @@ import strandline as sl
 from strandline.errors import StrandlineError
 from strandline.log.wal.read.reading import WalReader
 from strandline.testing.sinks import MemorySink
+from tests.node.flight.recording_client import Recorder, check, mark_in
 from tests.node.processes import ClusterOfProcesses, Nest
-from tests.node.recording_client import Recorder, check, mark_in
 
 Start = Callable[..., ClusterOfProcesses]
 BUSY = {"pause": 0.01, "linger": 0.0, "target": 2000}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -335,7 +334,7 @@ class TestAReplicaThatHasAcknowledgedNothing:
         lost.append(b"three", on="b")
         assert [value for _, value in lost.content("b")] == [b"one", b"two", b"three"]
         other = lost.start("a")
-        other.options = replace(other.options, upstream="to:b")
+        other.upstream = "to:b"
         lost.settled("a", leader="b")
         assert lost.content("a") == lost.content("b")
 

@@ -26,6 +26,8 @@ def primary(tmp_path: Path) -> Iterator[sl.node.Primary]:
 
 
 class NodeLogContract(LogContract):
+    seals = False
+
     appends = 20
 
     @pytest.fixture(autouse=True)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import fields
 from pathlib import Path
-from typing import get_type_hints
 
 import pyarrow as pa
 import pytest
@@ -17,7 +14,6 @@ import strandline as sl
 from strandline.errors import CommitTimedOut, Diverged, Fenced, InvalidInput, NotReady, Overloaded
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
 from strandline.node.api import Primary, Replica
-from strandline.node.config import NodeConfig, NodeSettings, ReplicaSettings
 from strandline.node.lead.committed_log import CommittedLog
 from strandline.node.messages import NotRequired, Reached, TimedOut
 
@@ -40,18 +36,6 @@ def replica(primary: Primary, tmp_path: Path) -> Iterator[Replica]:
 
 def values(log: sl.Log) -> list[bytes]:
     return [value for batch in log.read() for value in batch.column("value").to_pylist()]
-
-
-class TestSettings:
-    @pytest.mark.parametrize(("call", "settings", "own"), [
-        (Primary.open, NodeSettings, {"upstream", "lead"}),
-        (Replica.open, ReplicaSettings, {"lead"}),
-    ])  # fmt: skip
-    def test_type_checkers_know_every_setting_of_a_node(self, call, settings, own):
-        named = {name for name in inspect.signature(call).parameters if name != "settings"}
-        typed = set(get_type_hints(settings))
-        assert not named & typed
-        assert (named | typed) == {field.name for field in fields(NodeConfig)} - own
 
 
 class TestPrimary:

@@ -17,8 +17,8 @@ from strandline.log.wal.log import WalLog
 from strandline.log.wal.read.reading import WalReader
 from strandline.model.head import WriterId
 from strandline.node.messages import Commit, Reached, TimedOut
+from tests.node.flight.recording_client import Mark, Recorder, append, check, new_writer, value_of
 from tests.node.processes import ClusterOfProcesses, Nest
-from tests.node.recording_client import Mark, Recorder, append, check, new_writer, value_of
 
 Start = Callable[..., ClusterOfProcesses]
 MIB = 1 << 20

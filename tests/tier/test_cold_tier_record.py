@@ -352,7 +352,7 @@ class AnnouncedLate:
         return self._cell.decide(self._cell.announce(start), start)
 
 
-class LookedEarly:
+class LookedEarly(ColdCell):
     """A twin that looks what was announced before it has pinned anything."""
 
     def __init__(self, cell: ColdCell) -> None:

@@ -1,9 +1,9 @@
 """Proofs of ingested sources in tables of writers: each is a row of its own, which older versions take for a writer.
 
-The id of such a row is a UUID of version 8: the bytes ``srp``, the same hash of the source as in its writer id, and the
-term (48 bits). The row has as its number the lower 63 bits of the fingerprint, as its first offset the position, as
-its count the highest bit of the fingerprint, and the sequence and time of the source's own row. A row whose sequence is
-another one is of an earlier append, and is dropped.
+The id of such a row is a UUID of version 8: the bytes ``srp`` (``prp`` for a client that numbers its appends), the same
+hash as in the writer id, and the term (48 bits). The row has as its number the lower 63 bits of the fingerprint, as its
+first offset the position, as its count the highest bit of the fingerprint, and the sequence and time of the source's
+own row. A row whose sequence is another one is of an earlier append, and is dropped.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from uuid import UUID
 from strandline.model.arguments import LARGEST_NUMBER
 from strandline.model.head import SourceProof, WriterId, WriterState
 
-_MARK: Final = b"srp"
-_SOURCE: Final = b"src"
+_PROOFS: Final = {b"src": b"srp", b"prd": b"prp"}
+"""The first bytes of a proof's row, by those of the writer that it is of: a source, or a client."""
+_OF: Final = {proof: writer for writer, proof in _PROOFS.items()}
 _TERM_BYTES: Final = 6
 _VERSION: Final = 8
 _HIGHEST: Final = 63
@@ -35,8 +36,9 @@ def rows_with_proofs(writers: Iterable[tuple[WriterId, WriterState]]) -> Iterato
     for writer, state in writers:
         yield (writer.bytes, *_numbers_of(state))
         proof = state.proof
-        if proof is not None and proof.term >> 8 * _TERM_BYTES == 0:
-            row = _MARK + writer.bytes[3:10] + proof.term.to_bytes(_TERM_BYTES, "big")
+        mark = _PROOFS.get(writer.bytes[:3])
+        if proof is not None and mark is not None and proof.term >> 8 * _TERM_BYTES == 0:
+            row = mark + writer.bytes[3:10] + proof.term.to_bytes(_TERM_BYTES, "big")
             low, high = proof.fingerprint & LARGEST_NUMBER, proof.fingerprint >> _HIGHEST
             yield row, low, state.sequence, proof.next, high, state.listed
 
@@ -53,12 +55,12 @@ def without_proof_rows(rows: Iterable[WriterRow]) -> dict[WriterId, WriterState]
     proofs: list[tuple[bytes, WriterState]] = []
     for row, number, sequence, first, count, listed in rows:
         state = WriterState(number, sequence, first, count, listed)
-        if row[:3] == _MARK and row[6] >> 4 == _VERSION:
+        if row[:3] in _OF and row[6] >> 4 == _VERSION:
             proofs.append((row, state))
         else:
             writers[writer_id(row)] = state
     for row, held in proofs:
-        source = WriterId(UUID(bytes=_SOURCE + row[3:10] + bytes(_TERM_BYTES)))
+        source = WriterId(UUID(bytes=_OF[row[:3]] + row[3:10] + bytes(_TERM_BYTES)))
         last = writers.get(source)
         if last is not None and last.sequence == held.sequence and held.count <= 1:
             term = int.from_bytes(row[10:], "big")

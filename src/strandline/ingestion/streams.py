@@ -151,6 +151,10 @@ class MessageStream(LogReading, Closing, ABC):
             self._forget()
             raise
 
+    def ended(self, at: int) -> bool:
+        """False: streams of other systems are not sealed. Asks the other system nothing."""
+        return False
+
     def _forget(self) -> None:
         """After a failure the stream may be another one: its history is proven again."""
         self._planned = self._proven = None

@@ -18,7 +18,7 @@ CurrentValue: TypeAlias = tuple[int, bytes, bytes]
 """A version, a key and its value."""
 
 
-@checked(own=("__init__",))
+@checked
 class LocalSubscription(Closing):
     """The current values in version order, then :class:`Listed`, then what :meth:`_changes` gives."""
 

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.errors import Contended, CursorExpired, Gap, InvalidInput, NotFound, NullKey, StrandlineError
+from strandline.kv.contract import Ended
 from strandline.kv.local_watch import CurrentValue, LocalSubscription
 from strandline.log.contract import Log
 from strandline.log.read.planning import cursor_after
-from strandline.log.read.reading import fetch_in_order, read_spans
+from strandline.log.read.reading import Arrival, fetch_in_order, read_spans, wait_for_more
 from strandline.model.cursor import Bounds, Cursor, Limit, Span
 from strandline.model.keyed import UNKNOWN, Scope, Updates
 from strandline.model.records import READ_SCHEMA, Op
@@ -183,11 +184,15 @@ class LogKeyValueSubscription(LocalSubscription):
         self._at_end = False
         self._origin = Origin(f"A watch of {log!r}", self)
 
-    def _changes(self, most: int, timeout: float) -> Updates | None:
+    def _changes(self, most: int, timeout: float) -> Updates | Ended | None:
         # After an empty take, wait for the log before planning: waiting backs off.
         taken = None if self._at_end and timeout > 0 else self._gather(most)
-        if taken is None and timeout > 0 and self._log.wait(self._cursor, timeout) and not self._closed:
-            taken = self._gather(most)
+        if taken is None and timeout > 0:
+            arrival = wait_for_more(self._log, self._cursor, timeout)
+            if arrival is Arrival.END:
+                return Ended()
+            if arrival is Arrival.MORE and not self._closed:
+                taken = self._gather(most)
         self._at_end = taken is None
         return taken
 

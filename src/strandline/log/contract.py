@@ -141,8 +141,20 @@ class LogReading(Protocol):
         """
         return False
 
+    @property
+    def content_type(self) -> str | None:
+        """The media type of the values, as recorded when the log was created; None: unspecified."""
+        return None
+
     def bounds(self) -> Bounds:
-        """The first retained and the next offset."""
+        """The first retained and the next offset, and whether the log was sealed there."""
+
+    def ended(self, at: int) -> bool:
+        """Whether a reader with everything below ``at`` has all that there will ever be: the log was sealed there.
+
+        As of the last look at the log, so that asking costs no request: a wait that found nothing has looked.
+        """
+        return self.bounds().ended(at)
 
     def start(self) -> Cursor:
         """The cursor of a new consumer that reads everything that is retained."""
@@ -194,12 +206,22 @@ def cursor_of(log: LogReading, start: Start) -> Cursor:
 class Log(LogReading, Protocol):
     """One total order of records, numbered densely from 0."""
 
-    def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
+    def append(
+        self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None, seal: bool = False
+    ) -> Handle:
         """Append a batch, whole or not at all.
 
-        The same writer and number again is a no-op, whatever the outcome of the first try. Numbers of a writer begin at
-        0 and are listed strictly in order, else ``OutOfOrder``. With ``expect``, ``ExpectationFailed`` unless the
-        log ends exactly there.
+        The same writer and number again is a no-op, whatever the outcome of the first try, also after the log was
+        sealed. Numbers of a writer begin at 0 and are listed strictly in order, else ``OutOfOrder``. With ``expect``,
+        ``ExpectationFailed`` unless the log ends exactly there. With ``seal`` the same atomic step seals the log behind
+        the batch. ``Sealed`` if the log was sealed before.
+        """
+
+    def seal(self) -> Cursor:
+        """Durably end the log, and return the cursor of its end: no record is ever appended there.
+
+        An append that runs at the same time is below the end, or is ``Sealed``. Repeating it is safe, also after a lost
+        answer. Reading, slots and trimming go on. Nothing can unseal a log.
         """
 
     def producer(
@@ -222,7 +244,10 @@ class Log(LogReading, Protocol):
         """The cursor of a new consumer that reads only records from now on."""
 
     def wait(self, past: Cursor, timeout: float) -> bool:
-        """Block until the log reaches past the cursor (True), or until the timeout (False)."""
+        """Block until the log reaches past the cursor (True), or until the timeout (False).
+
+        False at once at the end of a sealed log: check :meth:`ended` before waiting again.
+        """
 
     @property
     def slots(self) -> Slots:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from strandline.errors import CursorExpired
 from strandline.formats.json.value_versions import ValueVersion
 from strandline.log.contract import Handle, Settled
-from strandline.log.object.head.edits import BatchListing, apply_spills, list_batches, plan_spills, receipt_of
+from strandline.log.object.head.edits import BatchListing, apply_spills, list_batches, plan_spills, receipt_of, seal_log
 from strandline.log.object.head.head_log import HeadLog
 from strandline.log.object.head.index import entries_from
 from strandline.log.produce.appending import Produces, Shipping, shipping_by
@@ -108,14 +108,16 @@ class MemoryLog(HeadLog[MemorySpan], Produces, Closing):
             raise CursorExpired(f"Offset {first} was trimmed just now: bootstrap the consumer again.")
         return MemorySpan(batches, first, end, entry.size, entry.fingerprint)
 
-    def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
+    def append(
+        self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None, seal: bool = False
+    ) -> Handle:
         """Append a batch, whole or not at all."""
         batches = conform(batch, now=self._env.clock.now())
         count, size = sum(page.num_rows for page in batches), sum(page.nbytes for page in batches)
         with self._changed:
             head = self._head
             listing = BatchListing(
-                "", head.generation, count, size, 0, 0, writer, number, head.next_sequence, (), expect
+                "", head.generation, count, size, 0, 0, writer, number, head.next_sequence, (), expect, seal
             )
             listed = list_batches(head, [listing], self._env.clock.now())
             if listed is not head:
@@ -126,6 +128,13 @@ class MemoryLog(HeadLog[MemorySpan], Produces, Closing):
                 self._head = apply_spills(listed, spills)
                 self._changed.notify_all()
             return Settled(receipt_of(self._head, writer, number, count), repeated=listed is head)
+
+    def seal(self) -> Cursor:
+        """End the log, and return the cursor of its end: no record is ever appended there. Idempotent."""
+        with self._changed:
+            self._head = seal_log(self._head)
+            self._changed.notify_all()
+            return self.end()
 
     def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
         return shipping_by(self.append, writer, self.last_number, env=self._env)
@@ -138,7 +147,8 @@ class MemoryLog(HeadLog[MemorySpan], Produces, Closing):
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the log reaches past the cursor or the time is over."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._head.next_offset > past.next, timeout)
+            self._changed.wait_for(lambda: self._head.sealed or self._head.next_offset > past.next, timeout)
+            return self._head.next_offset > past.next
 
     def trim(self, floor: int) -> None:
         """Delete everything below an offset, whatever the slots say: for tests of expired cursors."""

@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, overload
 
@@ -64,40 +66,33 @@ def _either(names: Iterable[str]) -> str:
     return f"{', '.join(some)} or {last}" if some else last
 
 
+def _numbers(kind: Any, least: float, most: float, description: str) -> ArgumentKind:
+    return ArgumentKind(
+        lambda value: isinstance(value, kind) and not isinstance(value, bool) and least <= value <= most, description
+    )
+
+
 def whole(least: int = 0, most: int = LARGEST_NUMBER) -> ArgumentKind:
     """Whole numbers within these bounds; no truth values."""
-
-    def admits(value: Any) -> bool:
-        return isinstance(value, int) and value is not True and value is not False and least <= value <= most
-
-    return ArgumentKind(admits, f"a whole number from {_number(least)} up to {_number(most)}")
-
-
-def _number(value: int) -> str:
-    return {LARGEST_NUMBER: "2**63 - 1", -LARGEST_NUMBER - 1: "-2**63"}.get(value, str(value))
+    first, last = ({LARGEST_NUMBER: "2**63 - 1", -LARGEST_NUMBER - 1: "-2**63"}.get(end, end) for end in (least, most))
+    return _numbers((int,), least, most, f"a whole number from {first} up to {last}")
 
 
 def seconds(least: float = 0, most: float = LONGEST, *, above: float | None = None) -> ArgumentKind:
     """Times in seconds within these bounds: no truth value, not NaN."""
-
-    def admits(value: Any) -> bool:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and least <= value <= most and (above is None or value > above)
-
-    return ArgumentKind(
-        admits, f"a number of seconds {f'from {least}' if above is None else f'above {above}'} up to {most}"
-    )
+    begin = f"from {least}" if above is None else f"above {above}"
+    least = least if above is None else math.nextafter(above, math.inf)
+    return _numbers((int, float), least, most, f"a number of seconds {begin} up to {most}")
 
 
-def text(least: int = 0, most: int | None = LONGEST_TEXT, *, is_secret: bool = False) -> ArgumentKind:
+def text(least: int = 0, most: float = LONGEST_TEXT, *, is_secret: bool = False) -> ArgumentKind:
     """Texts of ``least`` to ``most`` characters that can be written as UTF-8."""
-
-    def admits(value: Any) -> bool:
-        has_length = isinstance(value, str) and least <= len(value) and (most is None or len(value) <= most)
-        return has_length and is_text(value)
-
-    lengths = ("" if most is None else f" of up to {most} characters") + (" that is not empty" if least else "")
-    return ArgumentKind(admits, f"text{lengths}", is_secret)
+    lengths = (f" of up to {most} characters" if most < math.inf else "") + (" that is not empty" if least else "")
+    return ArgumentKind(
+        lambda value: isinstance(value, str) and least <= len(value) <= most and is_text(value),
+        f"text{lengths}",
+        is_secret,
+    )
 
 
 def one_of(*values: object) -> ArgumentKind:
@@ -114,15 +109,13 @@ def instance(kind: type, name: str = "") -> ArgumentKind:
     """
     article = "an" if kind.__name__[0] in "AEIOaeio" else "a"
     description = _DESCRIPTIONS.get(name or kind.__name__) or f"{article} {kind.__name__}"
-    if isinstance("", kind):
-        return ArgumentKind(lambda value: isinstance(value, kind) and not isinstance(value, str | bytes), description)
-    return ArgumentKind(lambda value: isinstance(value, kind), description)
+    other = (str, bytes) if isinstance("", kind) else ()
+    return ArgumentKind(lambda value: isinstance(value, kind) and not isinstance(value, other), description)
 
 
 ANY: Final = ArgumentKind(lambda _: True, "")
 """Any value: the call itself checks it, and says more than a signature can."""
 Positive = Annotated[int, whole(1)]
-Port = Annotated[int, whole(0, 65535)]
 SIGNED: Final = whole(-LARGEST_NUMBER - 1)
 Signed = Annotated[int, SIGNED, msgspec.Meta(ge=-LARGEST_NUMBER - 1, le=LARGEST_NUMBER)]
 Natural = Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
@@ -131,11 +124,10 @@ Duration = Annotated[float, seconds(above=0)]
 TIMEOUT: Final = seconds(-LONGEST)
 Timeout = Annotated[float, TIMEOUT]
 Named = Annotated[str, text(1)]
-Prose = Annotated[str, text(most=None)]
+Prose = Annotated[str, text(most=math.inf)]
 Secret = Annotated[str, text(is_secret=True)]
 
 _PLAIN: Final[dict[Any, ArgumentKind]] = {
-    None: one_of(None),
     NoneType: one_of(None),
     bool: one_of(True, False),
     int: whole(),
@@ -159,19 +151,15 @@ def kind_of(hint: Any) -> ArgumentKind | None:
     if origin is Literal:
         return one_of(*parameters)
     if origin in (Union, UnionType):
-        return _union([kind_of(member) for member in parameters])
+        members = [kind_of(member) for member in parameters]
+        return _union([member for member in members if member]) if all(members) else None
     kind = origin or kind
-    if kind in _PLAIN:
-        return _PLAIN[kind]
     is_known = isinstance(kind, type) and kind not in (object, Any) and not getattr(kind, "_is_protocol", False)
-    return instance(kind, getattr(hint, "__name__", "")) if is_known else None
+    return _PLAIN.get(kind) or (instance(kind, getattr(hint, "__name__", "")) if is_known else None)
 
 
-def _union(kinds: Sequence[ArgumentKind | None]) -> ArgumentKind | None:
-    known = [kind for kind in kinds if kind is not None]
-    if len(known) < len(kinds):
-        return None
-    tests = tuple(kind.admits for kind in known)
+def _union(kinds: list[ArgumentKind]) -> ArgumentKind:
+    tests = tuple(kind.admits for kind in kinds)
 
     def admits(value: Any) -> bool:
         for test in tests:  # noqa: SIM110 - any() would take several times as long
@@ -179,11 +167,8 @@ def _union(kinds: Sequence[ArgumentKind | None]) -> ArgumentKind | None:
                 return True
         return False
 
-    return ArgumentKind(
-        admits,
-        _either(kind.description.replace(" or ", ", ") for kind in known),
-        any(kind.is_secret for kind in known),
-    )
+    found = _either(kind.description.replace(" or ", ", ") for kind in kinds)
+    return ArgumentKind(admits, found, any(kind.is_secret for kind in kinds))
 
 
 @overload
@@ -227,23 +212,18 @@ def checked(call: Any = None, *, own: Iterable[str] = ()) -> Any:
 
 def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
     function = inspect.unwrap(call)
-    kinds: dict[str, ArgumentKind] = {}
-    positional: list[tuple[str, ArgumentKind | None]] = []
+    names = function.__code__.co_varnames[: function.__code__.co_argcount]
+
+    kinds: dict[str, ArgumentKind | None] = {}
 
     @functools.wraps(call)
     def checked_call(*args: Any, **options: Any) -> Any:
-        if not positional:  # at the first call: annotations may refer to later definitions
-            hints, code = inspect.get_annotations(function, eval_str=True), function.__code__
-            for name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
-                if name in hints and (kind := kind_of(hints[name])) is not None:
-                    kinds[name] = kind
-            positional.extend((name, kinds.get(name)) for name in code.co_varnames[: max(code.co_argcount, 1)])
-        for (name, kind), value in zip(positional, args, strict=False):
-            if kind is not None and not kind.admits(value):
+        if not kinds:  # at the first call: annotations may refer to later definitions
+            hints = inspect.get_annotations(function, eval_str=True)
+            kinds.update({name: kind_of(hint) for name, hint in hints.items()})  # at once: threads see none or all
+        for name, value in chain(zip(names, args, strict=False), options.items()):
+            if (kind := kinds.get(name)) is not None and not kind.admits(value):
                 kind.check(value, name)
-        for name, value in options.items():
-            if (named := kinds.get(name)) is not None and not named.admits(value):
-                named.check(value, name)
         return call(*args, **options)
 
     return checked_call

@@ -82,6 +82,33 @@ A consumer with one state per key needs the beginning or a snapshot: the retaine
 written since the log was trimmed."""
 
 
+_DIGITS: Final = 19
+"""Most digits of an offset."""
+
+
+def parse_start(text: str) -> Start:
+    """A position in a log: ``beginning``, ``retained``, ``now``, an offset, or a time of listing.
+
+    >>> parse_start("now"), parse_start("42"), str(parse_start("2026-01-15T05:29Z"))
+    ('now', 42, '2026-01-15 05:29:00+00:00')
+    """
+    match text:
+        case "beginning" | "retained" | "now":
+            return text
+        case _ if text.isdecimal() and len(text) <= _DIGITS:
+            return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidInput(
+            f"{text!r} is neither 'beginning', 'retained' nor 'now', nor an offset, nor a time such as "
+            "2026-01-15T05:29:00Z."
+        ) from error
+    if moment.tzinfo is None:
+        raise InvalidInput(f"The time {text!r} has no time zone: write {moment.isoformat()}Z if it is UTC.")
+    return moment
+
+
 SECOND: Final = 1_000_000
 """A second in the log's unit of time."""
 MILLISECOND: Final = 1_000
@@ -100,6 +127,15 @@ class Bounds:
 
     first: int
     next: int
+    sealed: bool = False
+    """Whether the log was sealed at ``next``: it never has more records."""
+
+    def __repr__(self) -> str:
+        return f"Bounds(first={self.first}, next={self.next}{', sealed=True' if self.sealed else ''})"
+
+    def ended(self, at: int) -> bool:
+        """Whether a reader that has everything below ``at`` has all that the log will ever hold."""
+        return self.sealed and at >= self.next
 
     @property
     def count(self) -> int:

@@ -286,6 +286,10 @@ class Head:
     writers: dict[WriterId, WriterState] = field(default_factory=dict)
     slots: dict[str, Pin | None] = field(default_factory=dict)
     trimmed: tuple[Trimmed, ...] = ()
+    sealed: bool = False
+    """Whether the log takes no more batches."""
+    deleting: bool = False
+    """Whether its deletion has begun: then the log is neither read nor changed any more."""
 
 
 @runtime_checkable

@@ -134,6 +134,19 @@ def default_limits(retention: Retention) -> SlotLimits:
     return SlotLimits(lag_bytes=DEFAULT_LAG if isinstance(retention, MaxAge | MaxBytes) else 0)
 
 
+def limits_of(retention: Retention, lag_bytes: int | None, idle_seconds: int | None) -> SlotLimits:
+    """The default limits of a policy, replaced by those that are given; 0 switches one off.
+
+    >>> limits_of(MaxAge(60), None, 5), limits_of(MaxAge(60), 0, None)
+    (SlotLimits(lag_bytes=68719476736, idle_seconds=5), SlotLimits(lag_bytes=0, idle_seconds=0))
+    """
+    usual = default_limits(retention)
+    return SlotLimits(
+        usual.lag_bytes if lag_bytes is None else lag_bytes,
+        usual.idle_seconds if idle_seconds is None else idle_seconds,
+    )
+
+
 NEWCOMER_SECONDS: Final = 600.0
 """Seconds after which a new consumer's slot expires unless it is claimed or touched."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Final, NoReturn, Unpack, final
+from typing import Any, Final, NoReturn, final
 
 import pyarrow as pa
 
@@ -13,13 +13,13 @@ from strandline.errors import NotReady, Unsupported
 from strandline.log.contract import Handle, Log
 from strandline.log.produce.appending import Produces, Shipping, shipping_by
 from strandline.log.writers.numbered import numbered
-from strandline.model.addresses import Address, as_folder
+from strandline.model.addresses import Address
 from strandline.model.arguments import checked
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import Receipt, WriterId, WriterState
 from strandline.model.node import Membership
 from strandline.model.records import RecordSource, values_bytes
-from strandline.node.config import NodeConfig, NodeSettings, ReplicaSettings
+from strandline.node.config import NodeConfig, with_settings
 from strandline.node.lead.commit_watermark import CommitHandle
 from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.lead.primary import COMMIT_SECONDS, PrimaryRole
@@ -47,6 +47,7 @@ class Primary(RunningNode, Produces, MembersApi):
     """
 
     @classmethod
+    @with_settings(NodeConfig)
     def open(
         cls,
         folder: Address,
@@ -55,7 +56,7 @@ class Primary(RunningNode, Produces, MembersApi):
         lease: str | None = None,
         create: bool = True,
         timeout: float = _LEADS_WITHIN,
-        **settings: Unpack[NodeSettings],
+        **settings: Any,
     ) -> Primary:
         """Open the node in this folder, and wait up to ``timeout`` seconds until it leads.
 
@@ -68,9 +69,7 @@ class Primary(RunningNode, Produces, MembersApi):
         fields of :class:`~strandline.node.config.NodeConfig`: ``policy``, ``retention``, ``nodes``, ``listen``, ….
         """
         leads = lease is None
-        primary = cls(
-            NodeConfig(folder=as_folder(folder), name=name, lease=lease, lead=leads, create=create, **settings)
-        )
+        primary = cls(NodeConfig(folder, name=name, lease=lease, lead=leads, create=create, **settings))
         try:
             primary._wait_to_lead(timeout)
         except BaseException:
@@ -104,6 +103,7 @@ class Primary(RunningNode, Produces, MembersApi):
         writer: WriterId | None = None,
         number: int | None = None,
         expect: int | None = None,
+        seal: bool = False,
         policy: str | CommitPolicy | None = None,
         timeout: float = COMMIT_SECONDS,
     ) -> Commit:
@@ -115,9 +115,15 @@ class Primary(RunningNode, Produces, MembersApi):
         not lead any more: the records may be lost then. ``Overloaded`` while replicas are further behind than the flow
         limits allow.
         """
+        if seal:
+            self.seal()
         return self._role.append(
             batch, append=numbered(writer, number), policy=as_policy(policy), timeout=timeout, expect=expect
         )
+
+    def seal(self) -> NoReturn:
+        """``Unsupported``: a replicated log cannot be sealed yet."""
+        raise Unsupported(f"{self.name} has a replicated log, which cannot be sealed yet: nothing was changed.")
 
     def last_append(self, writer: WriterId) -> WriterState | None:
         """The last append of a writer, or of a source of ingested records; None if the log does not know it."""
@@ -223,13 +229,14 @@ class Replica(RunningNode):
     """
 
     @classmethod
+    @with_settings(NodeConfig)
     def open(
         cls,
         folder: Address,
         upstream: str | None = None,
         *,
         name: str = "replica",
-        **settings: Unpack[ReplicaSettings],
+        **settings: Any,
     ) -> Replica:
         """Open the node in this folder as a replica of ``upstream`` (``grpc://host:port``), or of the ``lease`` holder.
 
@@ -237,13 +244,17 @@ class Replica(RunningNode):
         :class:`~strandline.node.config.NodeConfig`, as for :meth:`Primary.open`; ``policy``, ``retention`` and
         ``nodes`` apply once it is promoted.
         """
-        return cls(NodeConfig(folder=as_folder(folder), name=name, upstream=upstream, **settings))
+        return cls(NodeConfig(folder, upstream, name=name, **settings))
 
     def append(
         self, batch: RecordSource, *, writer: WriterId | None = None, number: int | None = None, **options: object
     ) -> NoReturn:
         """``Unsupported``: only the primary orders records."""
         raise Unsupported(f"{self.name} is a replica, and only the primary of a log appends to it: append there.")
+
+    def seal(self) -> NoReturn:
+        """``Unsupported``: only the primary orders records."""
+        raise Unsupported(f"{self.name} is a replica, and only the primary of a log seals it: seal it there.")
 
     def producer(self, *, writer: WriterId | None = None, **options: object) -> NoReturn:
         """``Unsupported``: only the primary orders records."""

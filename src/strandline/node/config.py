@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Final, TypedDict
+from typing import Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from strandline.errors import InvalidInput
-from strandline.model.addresses import Address, AddressText, as_folder, check_replica_name, refuse_credentials
-from strandline.model.arguments import Duration, Port, checked, whole
-from strandline.model.retention import Retention, SlotLimits, as_retention
+from strandline.model.addresses import Address, as_folder, check_replica_name, refuse_credentials
+from strandline.model.arguments import Duration, checked, whole
+from strandline.model.retention import as_retention
 from strandline.node.flight.client.channel import TIMEOUT, Channel
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, check_listening
 from strandline.node.flight.server.limits import ServerLimits
-from strandline.node.lead.policies import CommitPolicy, FlowLimits, Quorum
-from strandline.node.options import NodeOptions, Option, TierSettings
+from strandline.node.lead.policies import Quorum
+from strandline.node.options import NodeOptions, Option
 from strandline.node.tickets import LIFETIME
 from strandline.storage.objects.urls import open_store
 
@@ -25,36 +25,8 @@ _FREE_PORT: Final = ("127.0.0.1", 0)
 _ANYWHERE: Final = ("0.0.0.0", "::", "[::]", "")  # noqa: S104 - these are refused, not listened on
 
 
-class NodeSettings(TypedDict, total=False):
-    """The settings of :class:`NodeConfig` that ``Primary.open`` and ``Replica.open`` pass on, for type checkers."""
-
-    policy: str | CommitPolicy
-    retention: str | Retention
-    limits: SlotLimits
-    flow: FlowLimits
-    poll_seconds: float
-    region: str
-    nodes: Mapping[str, str]
-    automatic: bool
-    listen: tuple[str, int]
-    url: str
-    lease_seconds: float
-    take_over: Address
-    cold: str
-    tiering: TierSettings
-    server: ServerSecurity
-    client: ClientSecurity
-    server_limits: ServerLimits
-    ticket_seconds: float
-    insecure: bool
-
-
-class ReplicaSettings(NodeSettings, total=False):
-    """Settings of ``Replica.open``."""
-
-    lease: str
-    create: bool
-    timeout: float
+P = ParamSpec("P")
+N = TypeVar("N")
 
 
 @checked
@@ -66,10 +38,13 @@ class NodeConfig(NodeOptions):
     2
     """
 
-    folder: AddressText
+    folder: Address = field(kw_only=False)
     """The node's own folder; created if it is missing."""
-    name: Annotated[str, Option("Unique among the log's nodes; it never changes.", "NAME")]
-    listen: Annotated[tuple[str, Port], Option("Where to listen; port 0 takes a free one.", "HOST:PORT")] = _FREE_PORT
+    upstream: Annotated[str | None, Option("Without a lease: the primary to follow.", "URL")] = field(
+        default=None, kw_only=False
+    )
+    name: Annotated[str, Option("Unique among the log's nodes; it never changes.", "NAME")] = ""
+    listen: Annotated[tuple[str, int], Option("Where to listen; port 0 takes a free one.", "HOST:PORT")] = _FREE_PORT
     lease: Annotated[
         str | None,
         Option("The folder or bucket of the lease that decides which node leads, the same for all nodes.", "URL"),
@@ -171,3 +146,8 @@ class NodeConfig(NodeOptions):
                 f"A node that takes over by itself asks the other voters, and has no address of {', '.join(missing)}: "
                 "add it to nodes."
             )
+
+
+def with_settings(_: Callable[P, NodeConfig]) -> Callable[[Callable[..., N]], Callable[Concatenate[Any, P], N]]:
+    """For type checkers: the class method takes the settings of a node, and passes them on."""
+    return lambda call: cast("Callable[Concatenate[Any, P], N]", call)

@@ -52,6 +52,7 @@ class Node(Closing):
         *,
         connect: Callable[[str], Upstream],
         lease: Lease | None = None,
+        upstream: str | None = None,
         create: bool = False,
         take_over: str | None = None,
         lead: bool = False,
@@ -60,9 +61,9 @@ class Node(Closing):
     ) -> None:
         """Open the node in this folder. It follows the primary, unless no other node can have led since it did.
 
-        ``connect`` reaches a node by its URL, ``open_cold`` opens the cold tier of a log at an address. ``create``
-        begins a new log if this node has none, ``take_over`` one with the content of a write-ahead log; ``lead`` makes
-        it the primary where there is no lease. A promotion waits for the lease until ``stop`` is set.
+        ``connect`` reaches a node by its URL: without a lease, the ``upstream``. ``open_cold`` opens the cold tier of a
+        log at an address. ``create`` begins a new log if this node has none, ``take_over`` one with the content of a
+        write-ahead log; ``lead`` makes it the primary without a lease. A promotion waits for a lease until ``stop``.
         """
         with contextlib.ExitStack() as opened:
             opened.callback(node_folder.close)
@@ -75,8 +76,7 @@ class Node(Closing):
             self.options = options
             self.node_folder = node_folder
             self._lease = None if lease is None else NodeLease(lease, node_folder, stop)
-            self._reach = connect
-            self._open_cold = open_cold
+            self._reach, self.upstream, self._open_cold = connect, upstream, open_cold
             self._clock = node_folder.env.clock
             self._ticked = float("-inf")
             self.why_not_leading: str | None = None
@@ -274,7 +274,7 @@ class Node(Closing):
         )
 
     def _find_primary(self) -> Upstream:
-        url = self.options.upstream if self._lease is None else self._lease.primary_url()
+        url = self.upstream if self._lease is None else self._lease.primary_url()
         if not url:
             raise NotReady(f"{self.name} knows of no primary now.")
         try:

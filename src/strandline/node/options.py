@@ -71,7 +71,6 @@ class NodeOptions:
             "NAME=URL",
         ),
     ] = field(default_factory=lambda: MappingProxyType({}))
-    upstream: Annotated[str | None, Option("Without a lease: the primary to follow.", "URL")] = None
     cold: Annotated[
         str | None,
         Option(

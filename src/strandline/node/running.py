@@ -96,7 +96,7 @@ class RunningNode(WithoutFormat, LogReading, Closing):
         self._upstreams: weakref.WeakSet[FlightUpstream] = weakref.WeakSet()
         self._node: Node | None = None
         with contextlib.ExitStack() as opened:
-            node_folder = opened.enter_context(NodeFolder.open(config.folder, config.name, env=env))
+            node_folder = opened.enter_context(NodeFolder.open(as_folder(config.folder), config.name, env=env))
             node_folder.tickets.seconds = config.ticket_seconds
             self._node_folder = node_folder
             # The server starts first: the lease holds its address, and a free port is known only then.
@@ -126,6 +126,7 @@ class RunningNode(WithoutFormat, LogReading, Closing):
                     replace(config, url=self.url),
                     connect=self._reach,
                     lease=self._lease,
+                    upstream=config.upstream,
                     create=config.create,
                     take_over=None if config.take_over is None else as_folder(config.take_over),
                     lead=config.lead,

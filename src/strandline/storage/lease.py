@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 from uuid import UUID
 
-from strandline.errors import AlreadyExists, CorruptData, Fenced, InvalidInput, NotFound, StorageError
+from strandline.errors import AlreadyExists, CorruptData, Fenced, NotFound, StorageError
 from strandline.model.arguments import Natural
+from strandline.model.arguments import seconds as times
 from strandline.model.json_values import parse_object, read_record, stamp_fields
 from strandline.model.stamp import OpId, Stamped
 from strandline.storage.cell import StoreCell
@@ -31,7 +31,7 @@ from strandline.storage.worker_thread import WorkerThread
 MARGIN: Final = 1 / 64
 """The part of a term by which the holder stops early: its clock may run slower than a challenger's."""
 
-_LONGEST: Final = 7 * 86400.0
+_TERM: Final = times(most=7 * 86400, above=0)
 _READS: Final = 8
 """Reads per term of a waiting challenger."""
 
@@ -111,7 +111,7 @@ class LeaseCodec:
         """The state in these bytes; damage is an error, never a free lease."""
         try:
             fields = _known(parse_object(data))
-            lease = read_record(LeaseState, fields, seconds=_checked_seconds(float(fields["seconds"])))
+            lease = read_record(LeaseState, fields, seconds=_TERM.check(float(fields["seconds"]), "Its term"))
             return read_record(Stamped, fields, value=lease)
         except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
             raise CorruptData(
@@ -123,12 +123,6 @@ def _known(fields: dict[str, Any]) -> dict[str, Any]:
     if (fields["kind"], fields["version"]) != ("strandline-lease", 1):
         raise ValueError(f"{fields['kind']!r} of version {fields['version']!r} is not known")
     return fields
-
-
-def _checked_seconds(seconds: float) -> float:
-    if not (math.isfinite(seconds) and 0 < seconds <= _LONGEST):
-        raise InvalidInput(f"A lease cannot be for {seconds} seconds: use more than 0 and at most {_LONGEST:.0f}.")
-    return seconds
 
 
 # --- the shell -------------------------------------------------------------------------------------------------
@@ -168,7 +162,7 @@ class Lease:
     ) -> None:
         """Use the object ``path``; nothing is read or written yet. ``holder`` names this holder to others."""
         self._env = env
-        self._mine = LeaseState(holder, env.chance.uuid(), 0, 0, _checked_seconds(seconds))
+        self._mine = LeaseState(holder, env.chance.uuid(), 0, 0, _TERM.check(seconds, "The term of a lease"))
         backoff = Backoff(attempts=8, base=0.01, ceiling=seconds / 16)
         self._cell = StoreCell(store, path, LeaseCodec(), backoff=backoff, env=env)
         self._lock = threading.RLock()

@@ -116,6 +116,11 @@ PIPELINE_RECORDS = Counter("strandline_pipeline_records", "Records in committed 
 PIPELINE_BAD_RECORDS = Counter(
     "strandline_pipeline_bad_records", "Records that pipelines set aside in dead-letter tables.", ["log", "table"]
 )
+PIPELINE_UPKEEP_FAILURES = Counter(
+    "strandline_pipeline_upkeep_failures",
+    "Rounds of a table's upkeep that failed, and are tried again.",
+    ["log", "table"],
+)
 PIPELINE_COMMIT_SECONDS = Histogram(
     "strandline_pipeline_commit_seconds",
     "Writing and committing one range, from its plan to its end.",
@@ -131,6 +136,8 @@ PIPELINE_LAG_BYTES = Gauge(
 PIPELINE_LAG_SECONDS = Gauge(
     "strandline_pipeline_lag_seconds", "Age of the oldest of them, as last seen; NaN if unknown.", ["log", "table"]
 )
+PART_RUNNING = Gauge("strandline_part_running", "Whether a part of a server works: 1, or 0.", ["part"])
+PART_FAILURES = Counter("strandline_part_failures", "Failed attempts of a part of a server.", ["part"])
 STREAM_LAG_RECORDS = Gauge(
     "strandline_stream_lag_records", "Records behind the logs that a Spark stream reads; NaN if unknown.", ["query"]
 )
@@ -184,6 +191,17 @@ def count_written(records: int, size: int, seconds: float | None = None) -> None
     BYTES_WRITTEN.inc(size)
     if seconds is not None:
         FLUSH_SECONDS.observe(seconds)
+
+
+def count_commit(
+    labels: tuple[str, str], *, records: int, bad_records: int, seconds: float, upkeep_failures: int
+) -> None:
+    """Count a commit of a pipeline: its records, and what came up since the one before."""
+    PIPELINE_COMMITS.labels(*labels).inc()
+    PIPELINE_RECORDS.labels(*labels).inc(records)
+    PIPELINE_BAD_RECORDS.labels(*labels).inc(bad_records)
+    PIPELINE_COMMIT_SECONDS.labels(*labels).observe(seconds)
+    PIPELINE_UPKEEP_FAILURES.labels(*labels).inc(max(0, upkeep_failures))
 
 
 def count_write(role: Role | None, *, landed: bool) -> None:

@@ -27,6 +27,11 @@ class WorkerThread(threading.Thread):
         finally:
             self._is_over.set()
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether its work is over."""
+        return self._is_over.is_set()
+
     def join(self, timeout: float | None = None) -> None:
         """Wait until the work is over, for at most ``timeout`` seconds.
 

@@ -145,7 +145,9 @@ class ColdAccess:
 
 def open_events(cold: ColdTier, access: ColdAccess, *, create: bool) -> Topic:
     """The topic of a cold tier's events: ``kafka://host:port,host:port/topic``, or the address of a topic of logs."""
-    refuse_credentials(cold.events, "give them by events_options (sasl.username, sasl.password)")
+    refuse_credentials(
+        cold.events, "give them by events_options, or by options of open (kafka.sasl.username, kafka.sasl.password)"
+    )
     parts = split_address(cold.events)
     if parts.scheme == "kafka":
         topic = parts.path.strip("/")

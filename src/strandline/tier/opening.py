@@ -112,13 +112,13 @@ def partition_of(cold: ColdTier) -> TopicPartition:
 
 @contextlib.contextmanager
 def follow_events(
-    cold: ColdTier, access: ColdAccess = _PLAIN, snapshot_dir: str | None = None
+    cold: ColdTier, access: ColdAccess = _PLAIN, snapshot_dir: str | None = None, *, background: bool = True
 ) -> Iterator[MetadataManager]:
-    """A metadata manager that follows the events of a log's segments within the block."""
+    """A metadata manager that follows the events of a log's segments within the block; see its ``background``."""
     with contextlib.ExitStack() as opened:
         topic = open_events(cold, access, create=False)
         opened.callback(topic.close)
-        manager = MetadataManager.start(topic, snapshot_dir=snapshot_dir, env=access.env)
+        manager = MetadataManager.start(topic, snapshot_dir=snapshot_dir, background=background, env=access.env)
         opened.callback(manager.close)
         manager.reconcile_assignment([manager.metadata_partition(partition_of(cold))])
         yield manager
@@ -132,10 +132,13 @@ def tiering(
     options: Mapping[str, str] | None = None,
     events_options: Mapping[str, Any] | None = None,
     snapshot_dir: str | None = None,
+    background: bool = True,
     env: Env = SYSTEM,
     **settings: Any,
 ) -> Iterator[Tierer]:
     """The tierer of a log with a cold tier, within the block; ``settings`` are those of a :class:`Tierer`.
+
+    Without ``background`` no thread follows the events: rounds do, each for itself.
 
     ``Unsupported`` for a log that cannot have a cold tier, ``NotFound`` for a log without one.
     """
@@ -143,7 +146,7 @@ def tiering(
     check_tierable(hot)
     access = ColdAccess(options, events_options, env)
     cell, cold = cold_cell(log, access), cold_tier(log, access)
-    with follow_events(cold, access, snapshot_dir) as manager:
+    with follow_events(cold, access, snapshot_dir, background=background) as manager:
         store = open_store(cold.store, options)
         yield Tierer(hot, manager, store, name=cold.name, announced=cell, env=env, **settings)
 

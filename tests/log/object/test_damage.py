@@ -200,11 +200,11 @@ class TestHead:
         assert str(log.log_id) in message
 
     def test_a_head_of_a_newer_version_asks_for_an_upgrade(self, place: PlainStore, log: ObjectLog) -> None:
-        spoil(place, "head", lambda data: data[:4] + struct.pack("<H", 2) + data[6:])
+        spoil(place, "head", lambda data: data[:4] + struct.pack("<H", 3) + data[6:])
         for action in (lambda: open_log(place).bounds(), lambda: append(open_log(place), b"d", number=2)):
             message = complaint(action, UnsupportedVersion, place)
             assert f"{place.url}/head" in message
-            assert "version 2" in message
+            assert "version 3" in message
             assert "upgrade" in message
 
 
@@ -237,7 +237,7 @@ class TestIdentity:
             message = complaint(lambda options=options: open_log(place, **options), CorruptData, place)
             assert f"{place.url}/log.json" in message
 
-    @pytest.mark.parametrize("version", [2, 99])
+    @pytest.mark.parametrize("version", [3, 99])
     def test_a_log_that_needs_a_newer_reader_asks_for_an_upgrade(
         self, place: PlainStore, log: ObjectLog, version: int
     ) -> None:

@@ -37,7 +37,7 @@ def played(seeds: range) -> None:
     assert sum(history.given_up for history in histories) < len(seeds) / 20
 
 
-@pytest.mark.parametrize("every", sampled(18))
+@pytest.mark.parametrize("every", sampled(15))
 def test_nothing_needed_is_deleted_and_nothing_acknowledged_is_lost_in_any_history(every):
     played(range(0, HISTORIES, every))
 

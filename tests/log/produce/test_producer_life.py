@@ -16,6 +16,7 @@ import pytest
 
 from strandline.errors import BufferFull, ProducerClosed, StorageError
 from strandline.log.object import ObjectLog, Producer, open_log
+from strandline.log.produce.handles import Page
 from strandline.model.cursor import Bounds
 from strandline.model.head import Receipt
 from strandline.testing.faulty import FaultyStore
@@ -43,7 +44,7 @@ def in_a_circle(producer: Producer) -> Producer:
 
 
 def threads_of(producer: Producer) -> list[threading.Thread]:
-    return producer._committer.threads
+    return [*producer._committer._threads, *producer._state.uploads.threads]
 
 
 def assert_ended(threads: list[threading.Thread]) -> None:
@@ -72,6 +73,21 @@ class TestInterruptedClosing:
         producer.close()
         assert_ended(threads_of(producer))
 
+    def test_before_the_last_batch_is_closed_loses_nothing(
+        self, log: ObjectLog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def interrupted() -> None:
+            raise KeyboardInterrupt
+
+        producer = log.producer(linger=NEVER)
+        handle = producer.append(value=b"a")
+        monkeypatch.setattr(producer._state, "end_intake", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            producer.close()
+        monkeypatch.undo()
+        producer.close()
+        assert handle.result(0) == Receipt(0, 1)
+
     def test_raises_what_failed_when_it_is_closed_again_and_then_no_more(
         self, log: ObjectLog, line: FaultyStore
     ) -> None:
@@ -89,6 +105,21 @@ class TestInterruptedClosing:
         with pytest.raises(StorageError):
             handle.result(SOON)
         producer.close()
+
+
+def test_the_handle_of_a_table_keeps_nothing_of_later_ones(log: ObjectLog) -> None:
+    def pages() -> int:
+        gc.collect()
+        return sum(isinstance(one, Page) for one in gc.get_objects())
+
+    with log.producer(linger=NEVER) as producer:
+        handles = [producer.append_batch(records(b"first"))]
+        before = pages()
+        for _ in range(100):
+            producer.append_batch(records(b"later"))
+        producer.flush(SOON)
+        assert pages() - before < 10
+        assert handles[0].result(0) == Receipt(0, 1)
 
 
 class TestAsyncio:

@@ -15,6 +15,7 @@ from strandline.formats.arrow.block import Compression
 from strandline.log.object import ObjectLog, Producer, open_log
 from strandline.log.object.upload import Lister, ObjectShipper
 from strandline.log.produce.committer import ListingPace
+from strandline.log.produce.rows import BatchRows, page_of
 from strandline.log.produce.shipper import Limits
 from strandline.model.cursor import Bounds
 from strandline.model.head import Head, Receipt, WriterId
@@ -217,6 +218,32 @@ class TestSize:
                 thread.join(SOON)
         assert 100_000 <= highest <= 135_000
         assert log.bounds() == Bounds(0, 12)
+
+    def test_appends_that_are_far_ahead_of_an_encoding_wait_for_it(
+        self, log: ObjectLog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        all_appended, encoding, most = threading.Event(), threading.Event(), [0]
+
+        def page_when_all_is_appended(piece: BatchRows) -> pa.RecordBatch:
+            if not encoding.is_set():
+                encoding.set()
+                all_appended.wait(0.5)  # in vain: they wait for this page
+            return page_of(piece)
+
+        def append_many() -> None:
+            assert encoding.wait(SOON)
+            for _ in range(2000):
+                producer.append(value=b"a")
+                most[0] = max(most[0], len(producer._state.rows))
+            all_appended.set()
+
+        with log.producer(linger=NEVER, batch_bytes=6000) as producer:  # pages of 64 records
+            producer.append(value=b"a")
+            monkeypatch.setattr("strandline.log.produce.state.page_of", page_when_all_is_appended)
+            together(producer.flush, append_many)
+            monkeypatch.undo()
+        assert most[0] < 512
+        assert log.bounds() == Bounds(0, 2001)
 
 
 class TestOverlap:

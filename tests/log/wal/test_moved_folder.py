@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from strandline.errors import LogFailed, NotFound, StrandlineError
-from strandline.log.wal.log import WalLog
+from strandline.log.wal.log import ROLL_BYTES, WalLog
 from strandline.storage.disk import DISK
+from tests.contracts.logs import records
 
 SOON = 120.0
 
@@ -95,9 +96,14 @@ def test_a_link_that_leads_elsewhere_is_noticed(folder: Path) -> None:
     lambda log: log.trim(1),
     lambda log: log.slots.create("billing", 0),
     lambda log: log.append_value(b"after").result(SOON),
-], ids=["trim", "slot", "roll"])  # fmt: skip
-def test_a_replacement_at_its_path_is_not_touched(folder: Path, change: Callable[[WalLog], object]) -> None:
-    log = WalLog.open(str(folder), roll_bytes=0)
+    lambda log: log.seal(),
+    lambda log: log.append_batch(records(b"last"), seal=True).result(SOON),
+], ids=["trim", "slot", "roll", "seal", "last batch"])  # fmt: skip
+@pytest.mark.parametrize("roll_bytes", [0, ROLL_BYTES])
+def test_a_replacement_at_its_path_is_not_touched(
+    folder: Path, change: Callable[[WalLog], object], roll_bytes: int
+) -> None:
+    log = WalLog.open(str(folder), roll_bytes=roll_bytes)
     log.append_value(b"second").result(SOON)
     replaced(folder)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}

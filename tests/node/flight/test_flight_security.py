@@ -160,7 +160,7 @@ def test_tokens_show_nowhere(tmp_path):
     ("line", "why"),
     [
         ("replica-1 replica", "2 words"),
-        ("replica-1 boss token-of-the-boss", "roles are replica, client, admin"),
+        ("replica-1 boss token-of-the-boss", "roles are replica, client, admin, read, append, consume"),
         ("replica-1 replica short-token", "at least 16"),
         ("replica-1 replica sha256:abcd", "64 digits"),
         ("replica-1 replica sha256:nonsense-of-a-hash", "Line 2"),

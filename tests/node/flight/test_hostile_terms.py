@@ -15,7 +15,8 @@ from strandline.cli.app import app
 from strandline.errors import Fenced, InvalidInput
 from strandline.formats.node.wire import Advance, encode_advance
 from strandline.model.node import Membership
-from strandline.node.flight.security import CallerRights, Grant, Role, ServerSecurity, parse_identities
+from strandline.node.flight.security import Grant, Role, ServerSecurity, parse_identities
+from strandline.node.flight.server.caller_rights import CallerRights
 from strandline.node.members.rules import members_of
 from strandline.node.messages import Caller, ReplicaProgress
 from strandline.node.node_folder import HIGHEST_TERM, TERM_STEP, NodeFolder, check_rise, plausible_term

@@ -33,9 +33,9 @@ from strandline.node.messages import NodeStatus
 from strandline.testing.sinks import MemorySink
 from tests.contracts.logs import append, fetched, writer_named
 from tests.node.flight.flight_double import TABLE, Node, records, values_of
+from tests.node.flight.recording_client import append as append_marked
+from tests.node.flight.recording_client import mark_in, new_writer
 from tests.node.processes import ClusterOfProcesses, Nest
-from tests.node.recording_client import append as append_marked
-from tests.node.recording_client import mark_in, new_writer
 from tests.node.test_log_contract import NodeLogContract
 
 

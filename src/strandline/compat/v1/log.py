@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 from uuid import UUID, uuid5
 
 from strandline.compat.v1 import edits
@@ -15,7 +15,7 @@ from strandline.compat.v1.reading import QueueSpan, sized_spans
 from strandline.compat.v1.shipper import ManifestCell, QueueShipper
 from strandline.compat.v1.slots import QueueSlots
 from strandline.compat.v1.trimming import GRACE, QueueTrimmer, QueueTrimResult
-from strandline.errors import InvalidInput
+from strandline.errors import InvalidInput, Unsupported
 from strandline.formats.arrow.block import Compression
 from strandline.log.contract import Handle, LogReading, Settled
 from strandline.log.folders import FolderKind, check_missing
@@ -203,6 +203,10 @@ class QueueLog(WithoutFormat, Produces, LogReading, Closing):
         """Block until the queue reaches past the cursor; polls the manifest with growing pauses."""
         return self._waiter.wait(self.bounds, past, timeout, self.env.clock)
 
+    def ended(self, at: int) -> bool:
+        """False: its format has no place for a seal. Costs no request."""
+        return False
+
     def _shipper(self, cell: ManifestCell, writer: WriterId, compression: str) -> QueueShipper:
         codec = Compression.named(compression)
         return QueueShipper(self.store, cell, self.folder, writer, codec, self.grace, self.env)
@@ -214,6 +218,7 @@ class QueueLog(WithoutFormat, Produces, LogReading, Closing):
         writer: WriterId,
         number: int,
         expect: int | None = None,
+        seal: bool = False,
         compression: str = "zstd",
     ) -> Handle:
         """Append a batch of values, whole or not at all; ``expect`` is a sequence.
@@ -221,12 +226,21 @@ class QueueLog(WithoutFormat, Produces, LogReading, Closing):
         The same writer and number again is a no-op while the batch is listed; after its acknowledgement it is
         not recognised. Numbers need not be in order. Timestamps are not stored: the batch's ingestion time is now.
         """
+        if seal:
+            self.seal()
         now = self.env.clock.now()
         shipper = self._shipper(self._cell, writer, compression)
         draft = shipper.new_draft()
         draft.add(conform(batch, now=now))
         draft.attach(MetadataRanges((0,), (now - now % shipper.tick,), (b"",)))
         return Settled(shipper.ship(draft, number=number, expect=expect))
+
+    def seal(self) -> NoReturn:
+        """``Unsupported``: its format has no place for it."""
+        raise Unsupported(
+            f"The queue at {self.url} is of version 1, which cannot be sealed: nothing was changed. Copy it into a log "
+            "('strandline upgrade'), and seal that."
+        )
 
     def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
         if writer is not None:

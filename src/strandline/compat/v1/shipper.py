@@ -15,7 +15,7 @@ from strandline.errors import AlreadyExists, Contended, InvalidInput, NotFound, 
 from strandline.formats.arrow.block import Compression
 from strandline.log.object.upload import RESOLVES, StoreShipper
 from strandline.log.produce.rows import check_opaque
-from strandline.log.produce.shipper import Draft, Sealed
+from strandline.log.produce.shipper import Draft, FinishedBatch
 from strandline.log.queue.contract import Writes
 from strandline.model.head import MetadataRanges, QueueManifest, Receipt, WriterId
 from strandline.model.stamp import OpId
@@ -149,19 +149,19 @@ class QueueShipper(StoreShipper[QueueDraft, QueueListing]):
         """An empty draft."""
         return QueueDraft()
 
-    def seal(self, draft: QueueDraft, *, number: int, expect: int | None = None) -> Sealed[QueueListing]:
+    def seal(self, draft: QueueDraft, *, number: int, expect: int | None = None) -> FinishedBatch[QueueListing]:
         """Seal a draft; it is not stored yet."""
         parts = encode_queue_batch(draft.blocks, draft.count, self.compression)
-        return Sealed(parts, QueueListing(draft.count, number, MetadataRanges.joined(draft.metadata), expect))
+        return FinishedBatch(parts, QueueListing(draft.count, number, MetadataRanges.joined(draft.metadata), expect))
 
-    def upload(self, sealed: Sealed[QueueListing]) -> Sealed[QueueListing]:
+    def upload(self, sealed: FinishedBatch[QueueListing]) -> FinishedBatch[QueueListing]:
         """Write the object under a fresh name; durable when it returns."""
         began = Moment.of(self.env.clock)  # before the upload: the age of its first byte counts
         location = new_location(self.folder, began.wall, self.writer, sealed.listing.number)
         self.store.put(location, sealed.parts)
-        return Sealed(sealed.parts, replace(sealed.listing, location=location, began=began))
+        return FinishedBatch(sealed.parts, replace(sealed.listing, location=location, began=began))
 
-    def _enlist(self, batches: Sequence[Sealed[QueueListing]]) -> list[Receipt]:
+    def _enlist(self, batches: Sequence[FinishedBatch[QueueListing]]) -> list[Receipt]:
         listings = [batch.listing for batch in batches]
 
         def edit(manifest: QueueManifest) -> QueueManifest:
@@ -171,7 +171,7 @@ class QueueShipper(StoreShipper[QueueDraft, QueueListing]):
         places = places_of(self.cell.update(edit, role="producer"), [listing.location for listing in listings])
         return [QueueReceipt(places[mark_of(listing.location)], listing.count) for listing in listings]
 
-    def _uploaded_again(self, batches: Sequence[Sealed[QueueListing]]) -> list[Sealed[QueueListing]]:
+    def _uploaded_again(self, batches: Sequence[FinishedBatch[QueueListing]]) -> list[FinishedBatch[QueueListing]]:
         return [self.upload(batch) if self._is_old(batch.listing) else batch for batch in batches]
 
     @property

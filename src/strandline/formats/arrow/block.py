@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from strandline.errors import CorruptData, InvalidInput
 from strandline.formats.arrow.header import check_message
-from strandline.formats.arrow.stream import END, ArrowStream, Layout, damaged_arrow, read_stream
+from strandline.formats.arrow.stream import END, ArrowStream, StreamLayout, damaged_arrow, read_stream
 from strandline.formats.checksum import crc32c
 from strandline.model.records import RECORD_SCHEMA, Op, are_operations
 
@@ -46,7 +46,7 @@ _HEAD = struct.Struct("<II")
 """The beginning of an Arrow message: a marker, and the length of its header."""
 
 _SCHEMA_MESSAGE: Final = RECORD_SCHEMA.serialize()
-_LAYOUT: Final = Layout.of(RECORD_SCHEMA)
+_LAYOUT: Final = StreamLayout.of(RECORD_SCHEMA)
 _PLAIN_SCHEMA: Final = bytes(_SCHEMA_MESSAGE)
 _OPTIONS: Final = {
     Compression.NONE: pa.ipc.IpcWriteOptions(),

@@ -36,17 +36,17 @@ _BATCH_BUFFERS: Final = 2
 _BATCH_COMPRESSION: Final = 3
 
 
-class Layout(NamedTuple):
+class StreamLayout(NamedTuple):
     """Expected columns of a stream, and the least bits per row."""
 
     schema: pa.Schema
     row_bits: int
 
     @classmethod
-    def of(cls, schema: pa.Schema) -> Layout:
+    def of(cls, schema: pa.Schema) -> StreamLayout:
         """The layout of these columns. Each must take some bits in every row: only that bounds the rows.
 
-        >>> Layout.of(pa.schema([("when", pa.int64()), ("what", pa.binary()), ("good", pa.bool_())])).row_bits
+        >>> StreamLayout.of(pa.schema([("when", pa.int64()), ("what", pa.binary()), ("good", pa.bool_())])).row_bits
         97
         """
         return cls(schema, sum(_value_bits(field.type) for field in schema))
@@ -61,7 +61,7 @@ class ArrowStream(NamedTuple):
     """The stored bytes of each of ``batches``, header and body; none if they are compressed, or were not readable."""
 
 
-def read_stream(data: memoryview, layout: Layout, where: str, *, compressed: bool = False) -> ArrowStream:
+def read_stream(data: memoryview, layout: StreamLayout, where: str, *, compressed: bool = False) -> ArrowStream:
     """The record batches of a stream of this layout, fully validated; zero-copy where the buffers are plain.
 
     Raises:

@@ -10,8 +10,9 @@ from operator import attrgetter
 from typing import Final, TypeVar
 from uuid import UUID
 
-from strandline.errors import CorruptData, UnsupportedVersion
+from strandline.errors import CorruptData, NotALog, UnsupportedVersion
 from strandline.formats.checksum import crc32c
+from strandline.formats.object.identity import deletion_begun
 from strandline.formats.source_proofs import WriterRow, rows_with_proofs, without_proof_rows, writer_id
 from strandline.formats.unpacker import U16, U32, Unpacker
 from strandline.model.arguments import LARGEST_NUMBER
@@ -33,6 +34,8 @@ def pack_count(number: int) -> bytes:
 
 
 VERSION: Final = 1
+FLAGGED_VERSION: Final = 2
+"""Version of a head with flags: programs that do not know the seal refuse such a head, instead of appending."""
 HEAD_MAGIC: Final = b"SLHD"
 _CHUNK_MAGIC: Final = b"SLCH"
 _CUT_MAGIC: Final = b"SLCU"
@@ -58,13 +61,17 @@ _SLOT = struct.Struct("<QQ")
 _TRIMMED = struct.Struct("<Qq")
 _LEVEL = struct.Struct("<B")
 _CUT = struct.Struct("<QQ")
+_FLAGS = struct.Struct("<B")
+_SEALED: Final = 1
+_DELETING: Final = 2
 
 
 def encode_head(state: Stamped[Head], tail: Iterable[bytes] | None = None) -> bytes:
     """The whole head, with its stamp and a checksum over everything before it; ``tail``: its packed entries."""
     head = state.value
+    flags = _SEALED * head.sealed | _DELETING * head.deleting
     parts = [
-        _PREAMBLE.pack(HEAD_MAGIC, VERSION),
+        _PREAMBLE.pack(HEAD_MAGIC, FLAGGED_VERSION if flags else VERSION),
         head.log_id.bytes,
         _NUMBERS.pack(state.revision, *_numbers_of(head)),
         pack_count(len(state.recent)),
@@ -83,12 +90,15 @@ def encode_head(state: Stamped[Head], tail: Iterable[bytes] | None = None) -> by
     parts.append(pack_count(len(head.trimmed)))
     for gone in head.trimmed:
         parts += [pack_text(gone.location), _TRIMMED.pack(gone.size, gone.at)]
+    if flags:
+        parts.append(_FLAGS.pack(flags))
     return _sealed(parts)
 
 
 def decode_head(data: bytes | memoryview, where: str) -> Stamped[Head]:
     """The head in these bytes; ``CorruptData`` or ``UnsupportedVersion`` naming ``where``."""
-    source = _opened(data, where, HEAD_MAGIC)
+    source = _opened(data, where, HEAD_MAGIC, newest=FLAGGED_VERSION)
+    version = _PREAMBLE.unpack_from(data)[1]
     log_id = source.uuid()
     numbers = source.fields(_NUMBERS)
     recent = tuple(OpId(source.uuid()) for _ in range(source.count(item_size=16)))
@@ -101,6 +111,9 @@ def decode_head(data: bytes | memoryview, where: str) -> Stamped[Head]:
         position, mark = source.fields(_SLOT)
         slots[name] = None if position == _ABSENT else Pin(position, mark)
     trimmed = _each(source, lambda source: Trimmed(source.text(), *source.fields(_TRIMMED)), _TRIMMED.size)
+    (flags,) = (0,) if version == VERSION else source.fields(_FLAGS)
+    if flags > _SEALED | _DELETING:
+        raise source.corrupt("has flags that no program writes")
     source.end()
     _in_range(source, *numbers)
     head = Head(
@@ -111,6 +124,8 @@ def decode_head(data: bytes | memoryview, where: str) -> Stamped[Head]:
         writers=without_proof_rows(rows),
         slots=slots,
         trimmed=trimmed,
+        sealed=bool(flags & _SEALED),
+        deleting=bool(flags & _DELETING),
     )
     return Stamped(head, numbers[0], recent)
 
@@ -175,9 +190,13 @@ class HeadCodec:
     metadata.
     """
 
-    def __init__(self, log_id: UUID | None = None) -> None:
-        """Accept only the head of this log; without ``log_id``, the head of any log."""
+    def __init__(self, log_id: UUID | None = None, *, deleting: bool = False) -> None:
+        """Accept only the head of this log; without ``log_id``, the head of any log.
+
+        The head of a log whose deletion has begun is ``NotALog``, unless it is read for the ``deleting``.
+        """
         self._log_id = log_id
+        self._deleting = deleting
         self._packed: dict[int, tuple[Entry, bytes]] = {}
 
     def encode(self, state: Stamped[Head]) -> bytes:
@@ -196,6 +215,8 @@ class HeadCodec:
         found = state.value.log_id
         if self._log_id not in (None, found):
             raise OtherLogsHead(f"{where} belongs to log {found}, not to {self._log_id}: restore it.")
+        if state.value.deleting and not self._deleting:
+            raise NotALog(deletion_begun(f"the log of {where}"))
         return state
 
 
@@ -204,18 +225,18 @@ def _sealed(parts: list[bytes]) -> bytes:
     return body + _CHECKSUM.pack(crc32c(body))
 
 
-def _opened(data: bytes | memoryview, where: str, magic: bytes) -> Unpacker:
+def _opened(data: bytes | memoryview, where: str, magic: bytes, *, newest: int = VERSION) -> Unpacker:
     view = memoryview(data)
     body, checksum = view[: -_CHECKSUM.size], view[-_CHECKSUM.size :]
     if len(view) < _PREAMBLE.size + _CHECKSUM.size or _PREAMBLE.unpack_from(view)[0] != magic:
         raise CorruptData(f"{where} is damaged: it does not begin as {magic.decode()} should. Restore the object.")
     # The version comes before the checksum: a newer format may have another one.
     version = _PREAMBLE.unpack_from(view)[1]
-    if version > VERSION:
+    if version > newest:
         raise UnsupportedVersion(
-            f"{where} has format version {version}, and this program reads up to {VERSION}: upgrade strandline."
+            f"{where} has format version {version}, and this program reads up to {newest}: upgrade strandline."
         )
-    if version != VERSION:
+    if version < VERSION:
         raise CorruptData(f"{where} is damaged: there is no format version {version}. Restore the object.")
     if _CHECKSUM.unpack(checksum)[0] != crc32c(body):
         raise CorruptData(f"{where} is damaged: its checksum is wrong. Restore the object; retrying does not help.")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
@@ -12,6 +13,7 @@ from strandline.errors import CorruptData
 from strandline.formats.json.checked import check_checksum, damage, decode_description, sealed
 from strandline.formats.json.slots import read_slot, slot_fields
 from strandline.formats.json.value_versions import ValueVersion, read_versions, version_fields
+from strandline.model.content_type import check_content_type
 from strandline.model.json_values import natural, parse_object, read_record, stamp_fields
 from strandline.model.retention import (
     FOREVER,
@@ -24,6 +26,8 @@ from strandline.model.retention import (
 from strandline.model.stamp import Stamped
 
 FORMAT_VERSION: Final = 1
+CONTENT_TYPE_VERSION: Final = 2
+"""Version of the identity of a log with a content type: older programs would drop it from ``log.json``."""
 OPEN_WAL: Final = "open it as wal:///path/to/folder"
 OPEN_OBJECT_LOG: Final = "open it by its address, such as file:///path/to/folder"
 _KIND: Final = "strandline-object-log"
@@ -45,21 +49,31 @@ class LogIdentity:
     limits: SlotLimits = NO_LIMITS
     values: tuple[ValueVersion, ...] = ()
     """The versions of the value format; none: values are plain bytes."""
+    content_type: str | None = None
+    """The media type of the values; None: unspecified."""
+
+
+def deletion_begun(what: str) -> str:
+    """The sentence of whoever opens a log that is being deleted."""
+    return f"The deletion of {what} has begun: finish it with 'strandline delete'. Nothing of the log can be used."
 
 
 def encode_identity(identity: LogIdentity) -> bytes:
     """``log.json``."""
+    content = {} if identity.content_type is None else {"content_type": identity.content_type}
+    at_least = CONTENT_TYPE_VERSION if content else FORMAT_VERSION
     return sealed(
         {
             "kind": _KIND,
             "log_id": str(identity.log_id),
-            "version": identity.version,
-            "min_reader": identity.min_reader,
+            "version": max(at_least, identity.version),
+            "min_reader": max(at_least, identity.min_reader),
             "value_format": identity.value_format,
             "retention": str(identity.retention),
             "slot_lag_bytes": identity.limits.lag_bytes,
             "slot_idle_seconds": identity.limits.idle_seconds,
             **version_fields(identity.values),
+            **content,
         }
     )
 
@@ -70,7 +84,7 @@ def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
         data,
         where,
         _KIND,
-        newest=FORMAT_VERSION,
+        newest=CONTENT_TYPE_VERSION,
         otherwise="no object log",
         other=("strandline-wal", f"a write-ahead log, and no object log: {OPEN_WAL}"),
         advice=_ADVICE,
@@ -84,7 +98,13 @@ def decode_identity(data: bytes | memoryview, where: str) -> LogIdentity:
             parse_retention(fields["retention"]),
             SlotLimits(natural(fields.get("slot_lag_bytes", 0)), natural(fields.get("slot_idle_seconds", 0))),
             read_versions(fields),
+            read_content_type(fields),
         )
+
+
+def read_content_type(fields: Mapping[str, Any]) -> str | None:
+    """The content type in ``log.json``; ``ValueError`` if it is none."""
+    return check_content_type(fields["content_type"]) if "content_type" in fields else None
 
 
 class IdentityCodec:

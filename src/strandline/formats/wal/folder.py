@@ -6,7 +6,7 @@ Also the metadata of its frames: the writer of a frame, and the first frame of e
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -17,7 +17,7 @@ from strandline.errors import CorruptData
 from strandline.formats.json.checked import damage, decode_checked, decode_description, encode_checked, with_checksum
 from strandline.formats.json.slots import read_slots, slot_fields
 from strandline.formats.json.value_versions import ValueVersion, read_versions, version_fields
-from strandline.formats.object.identity import OPEN_OBJECT_LOG
+from strandline.formats.object.identity import OPEN_OBJECT_LOG, read_content_type
 from strandline.formats.source_proofs import rows_with_proofs, without_proof_rows
 from strandline.model.arguments import Natural, Signed
 from strandline.model.head import SourceProof, WriterId, WriterState, proof_of, proven
@@ -26,6 +26,8 @@ from strandline.model.retention import SlotState
 
 KIND: Final = "strandline-wal"
 FORMAT_VERSION: Final = 1
+SEALED_VERSION: Final = 2
+"""Version of the identity of a sealed log, or of one with a content type: older programs refuse to open it."""
 SLOTS_KIND: Final = "strandline-wal-slots"
 _REWIND_KIND: Final = "strandline-wal-rewind"
 _LOG: Final = "log"
@@ -39,25 +41,51 @@ _WriterRow = tuple[WriterId, Signed, Signed, Signed, Signed, Signed]
 # --- identity --------------------------------------------------------------------------------------------------
 
 
-def encode_wal_identity(log_id: UUID, values: Sequence[ValueVersion] = ()) -> bytes:
-    """``log.json``, with the versions of the value format if there are any."""
-    fields = {"kind": KIND, "log_id": str(log_id), "version": FORMAT_VERSION, "min_reader": FORMAT_VERSION}
-    return json.dumps(with_checksum({**fields, **version_fields(values)}), indent=1).encode() + b"\n"
+@dataclass(frozen=True, slots=True)
+class WalIdentity:
+    """The content of ``log.json``."""
+
+    log_id: UUID
+    values: tuple[ValueVersion, ...] = ()
+    """The versions of the value format; none: values are plain bytes."""
+    sealed: int | None = None
+    """The offset at which the log is sealed as soon as it ends there. Written before the last batch, so that both are
+    one step: a log that ends below it after a crash was not sealed."""
+    content_type: str | None = None
+    """The media type of the values; None: unspecified."""
+    deleting: bool = False
+    """Whether its deletion has begun: then the log is not opened any more."""
 
 
-def decode_wal_values(data: bytes, where: str) -> tuple[UUID, tuple[ValueVersion, ...]]:
-    """The log's identity and the versions of its value format, or an error that says what to do."""
+def encode_wal_identity(identity: WalIdentity) -> bytes:
+    """``log.json``."""
+    later = {"sealed": identity.sealed, "content_type": identity.content_type, "deleting": identity.deleting or None}
+    added = {name: value for name, value in later.items() if value is not None}
+    version = SEALED_VERSION if added else FORMAT_VERSION
+    fields = {"kind": KIND, "log_id": str(identity.log_id), "version": version, "min_reader": version}
+    return json.dumps(with_checksum({**fields, **version_fields(identity.values), **added}), indent=1).encode() + b"\n"
+
+
+def decode_wal_identity(data: bytes, where: str) -> WalIdentity:
+    """The content of ``log.json``, or an error that says what to do."""
     fields = decode_description(
         data,
         where,
         KIND,
-        newest=FORMAT_VERSION,
+        newest=SEALED_VERSION,
         otherwise="no write-ahead log",
         other=("strandline-object-log", f"an object log, and no write-ahead log: {OPEN_OBJECT_LOG}"),
         advice="Restore the file.",
     )
     with damage(where, "Restore the file."):
-        return msgspec.convert(fields["log_id"], UUID), read_versions(fields)
+        sealed = natural(fields["sealed"]) if "sealed" in fields else None
+        return WalIdentity(
+            msgspec.convert(fields["log_id"], UUID),
+            read_versions(fields),
+            sealed,
+            read_content_type(fields),
+            fields.get("deleting") is True,
+        )
 
 
 # --- start and slots -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from strandline.formats.checksum import crc32c
 
 _MAGIC: Final = b"RDLM"
 _VERSION: Final = 1
-_MARK = struct.Struct("<4sBB2x16sQQQQ16s")
+_MARK = struct.Struct("<4sBBBx16sQQQQ16s")
 _CHECKSUM = struct.Struct("<I")
 MARK_SIZE: Final = _MARK.size + _CHECKSUM.size
 
@@ -35,13 +35,16 @@ class Mark:
     """The boot of the machine in which it was written: in another one the file may be older than the log."""
     clean: bool = False
     """Whether the log was closed with this mark, which was then synced."""
+    sealed: bool = False
+    """Whether the log was sealed at ``next``."""
 
 
 def encode_mark(mark: Mark) -> bytes:
     """The bytes of a mark, of constant size."""
     body = _MARK.pack(
-        _MAGIC, _VERSION, mark.clean, mark.log_id.bytes, mark.start, mark.next, mark.active, mark.term, mark.boot.bytes
-    )
+        _MAGIC, _VERSION, mark.clean, mark.sealed, mark.log_id.bytes, mark.start, mark.next, mark.active, mark.term,
+        mark.boot.bytes,
+    )  # fmt: skip
     return body + _CHECKSUM.pack(crc32c(body))
 
 
@@ -52,7 +55,7 @@ def decode_mark(data: bytes) -> Mark | None:
     body = data[: _MARK.size]
     if crc32c(body) != _CHECKSUM.unpack_from(data, _MARK.size)[0]:
         return None
-    magic, version, clean, log_id, start, after, active, term, boot = _MARK.unpack(body)
+    magic, version, clean, sealed, log_id, start, after, active, term, boot = _MARK.unpack(body)
     if magic != _MAGIC or version != _VERSION:
         return None
-    return Mark(UUID(bytes=log_id), start, after, active, term, UUID(bytes=boot), bool(clean))
+    return Mark(UUID(bytes=log_id), start, after, active, term, UUID(bytes=boot), bool(clean), bool(sealed))

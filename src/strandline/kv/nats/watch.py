@@ -72,7 +72,7 @@ class _ReceivedChanges:
 
 
 @bound_to_process()
-@checked(own=("__init__",))
+@checked
 class NatsSubscription(Closing):
     """A watch of a NATS bucket.
 

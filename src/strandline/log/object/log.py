@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 from uuid import UUID
@@ -25,6 +26,7 @@ from strandline.formats.object.head import HeadCodec
 from strandline.formats.object.identity import IdentityCodec, LogIdentity, decode_identity, encode_identity
 from strandline.log.contract import Handle, Settled
 from strandline.log.folders import FolderKind, check_missing, check_new, check_new_in_store
+from strandline.log.object.head.edits import bounds_of, refuse_if_sealed
 from strandline.log.object.head.head_log import HeadLog
 from strandline.log.object.head.index import StoredChunks
 from strandline.log.object.maintain.trimmer import GRACE, Trimmer, TrimResult
@@ -36,6 +38,7 @@ from strandline.log.read.planning import clipped, known_columns
 from strandline.log.read.reading import HeadPoller
 from strandline.model.addresses import Address, ParsedAddress
 from strandline.model.arguments import Timeout, checked
+from strandline.model.content_type import check_content_type, check_same
 from strandline.model.cursor import Cursor, RecordRange
 from strandline.model.head import Entry, Head, WriterId
 from strandline.model.records import RecordSource, conform, with_offsets
@@ -118,6 +121,7 @@ def open_log(
     retention: str | Retention | None = None,
     limits: SlotLimits | None = None,
     value: Codec | None = None,
+    content_type: str | None = None,
     options: Mapping[str, str] | None = None,
     env: Env = SYSTEM,
 ) -> ObjectLog:
@@ -126,7 +130,8 @@ def open_log(
     A new log keeps everything, unless ``retention`` says otherwise: ``"consumed"`` (a queue), ``"age:7d"``,
     ``"bytes:100GiB"``; ``limits`` are those of its slots. An existing log keeps its own; passing different ones
     is :class:`InvalidInput`: use :meth:`ObjectLog.set_retention`. ``value`` is the codec of its values, which a new log
-    records; an existing log has to have recorded it, in this version or an older one.
+    records; an existing log has to have recorded it, in this version or an older one. ``content_type`` is the media
+    type of its values, which never changes.
 
     ``NotALog`` if there is none, ``UnsupportedVersion`` if it is newer than this program. Opening writes nothing
     unless it creates.
@@ -134,6 +139,7 @@ def open_log(
     policy = None if retention is None else as_retention(retention)
     if limits is None and policy is not None:
         limits = default_limits(policy)
+    content_type = None if content_type is None else check_content_type(content_type)
     store = store_at(address, options)
     try:
         found = store.get(IDENTITY)
@@ -143,6 +149,8 @@ def open_log(
             (check_new if create else check_missing)(folder, FolderKind.OBJECT_LOG, disk=DISK)
         elif create:
             check_new_in_store(store, FolderKind.OBJECT_LOG)
+        with suppress(NotFound):
+            HeadCodec().decode(store.get("head").data, f"{store.url}/head")  # refuses one that is being deleted
         if not create and any(item.path == "head" for item in store.list("head")):
             raise NotALog(
                 f"{store.url}/{IDENTITY} is missing although the head of a log is there: restore the object; or, if "
@@ -154,7 +162,10 @@ def open_log(
                 "'strandline create'."
             ) from error
         values = () if value is None else with_version((), value, store.url)
-        identity = _create(store, policy or FOREVER, limits or NO_LIMITS, values, env)
+        wanted = LogIdentity(
+            UUID(int=0), retention=policy or FOREVER, limits=limits or NO_LIMITS, content_type=content_type
+        )
+        identity = _create(store, _with_values(wanted, values), env)
     else:
         identity = decode_identity(found.data, f"{store.url}/{IDENTITY}")
     if policy not in (None, identity.retention) or limits not in (None, identity.limits):
@@ -163,23 +174,18 @@ def open_log(
             "use set_retention, or open it without these arguments."
         )
     check_recorded(identity.values, value, store.url)
+    check_same(identity.content_type, content_type, store.url)
     return ObjectLog(store, identity, env=env)
 
 
-def _create(
-    store: ObjectStore,
-    retention: Retention,
-    limits: SlotLimits,
-    values: tuple[ValueVersion, ...],
-    env: Env,
-) -> LogIdentity:
+def _create(store: ObjectStore, wanted: LogIdentity, env: Env) -> LogIdentity:
     # The head first: where there is an identity there is a head, so that a missing head is damage.
     cell: StoreCell[Head] = StoreCell(store, "head", HeadCodec(), env=env)
     try:
         head = cell.create(OpId(env.chance.uuid()), Head(env.chance.uuid()))
     except AlreadyExists:
         head = cell.read().value
-    identity = _with_values(LogIdentity(head.log_id, retention=retention, limits=limits), values)
+    identity = replace(wanted, log_id=head.log_id)
     try:
         store.put_if(IDENTITY, encode_identity(identity), ABSENT)
     except (AlreadyExists, TransientStorageError) as error:
@@ -192,7 +198,8 @@ def _create(
 
 
 def _with_values(identity: LogIdentity, values: tuple[ValueVersion, ...]) -> LogIdentity:
-    return replace(identity, values=values, value_format=values[-1].format if values else identity.value_format)
+    name = values[-1].format if values else identity.value_format
+    return replace(identity, values=values, value_format=name)
 
 
 @bound_to_process(keep=("log_id",))
@@ -229,12 +236,22 @@ class ObjectLog(HeadLog[ObjectSpan], Produces, Closing):
         """The log's identity."""
         return self.identity.log_id
 
+    @property
+    def content_type(self) -> str | None:
+        """The media type of the values, as recorded when the log was created; None: unspecified."""
+        return self.identity.content_type
+
     def head(self) -> Head:
         """The head as it is now."""
         return self._lister.cell.read().value
 
     def _span(self, entry: Entry, first: int, end: int) -> ObjectSpan:
         return ObjectSpan(self.store, entry, first, end)
+
+    def ended(self, at: int) -> bool:
+        """Whether the log was sealed at an offset or below, as of the head that was read last."""
+        held = self._lister.cell.held
+        return bounds_of(self.head() if held is None else held).ended(at)
 
     def wait(self, past: Cursor, timeout: Timeout) -> bool:
         """Block until the log reaches past the cursor; polls the head with growing pauses."""
@@ -250,16 +267,23 @@ class ObjectLog(HeadLog[ObjectSpan], Produces, Closing):
         writer: WriterId,
         number: int,
         expect: int | None = None,
+        seal: bool = False,
         compression: str = "lz4",
     ) -> Handle:
         """Append a batch, whole or not at all; repeating it with the same writer and number is a no-op."""
         codec, batches = Compression.named(compression), conform(batch, now=self.env.clock.now())
         head = self.head()
+        refuse_if_sealed(head, writer, number)  # before anything is uploaded
         born = head.next_sequence if number == 0 and writer not in head.writers else 0
-        shipper = ObjectShipper(self._lister, writer=writer, born=born, compression=codec)
+        shipper = ObjectShipper(self._lister, writer=writer, born=born, compression=codec, seals=seal)
         draft = shipper.new_draft()
         draft.add(batches)
         return Settled(shipper.ship(draft, number=number, expect=expect))
+
+    def seal(self) -> Cursor:
+        """Durably end the log, and return the cursor of its end: no record is ever appended there. Idempotent."""
+        head = self._lister.seal()
+        return self._cursor_in(head, head.next_offset)
 
     def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
         head = self.head()

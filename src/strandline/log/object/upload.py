@@ -12,7 +12,15 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import Contended, Diverged, OutcomeUnknown, OutOfOrder, StrandlineError, TransientStorageError
+from strandline.errors import (
+    Contended,
+    Diverged,
+    OutcomeUnknown,
+    OutOfOrder,
+    Sealed,
+    StrandlineError,
+    TransientStorageError,
+)
 from strandline.formats.arrow.block import Compression, Parts, encode_page
 from strandline.formats.object.batch import BatchInfo, encode_batch
 from strandline.formats.object.head import HeadCodec, OtherLogsHead, encode_chunk
@@ -26,9 +34,10 @@ from strandline.log.object.head.edits import (
     list_group,
     plan_spills,
     receipt_of,
+    seal_log,
 )
 from strandline.log.object.head.index import chunk_path
-from strandline.log.produce.shipper import D, Draft, L, Sealed, Shipper
+from strandline.log.produce.shipper import D, Draft, FinishedBatch, L, Shipper
 from strandline.model.head import Head, MetadataRanges, Receipt, WriterId
 from strandline.model.stamp import OpId
 from strandline.storage.cell import StoreCell
@@ -46,11 +55,11 @@ class StoreShipper(Shipper[D, L]):
     """A shipper to an object store: uploads objects, then lists them by one conditional write."""
 
     @abstractmethod
-    def _enlist(self, batches: Sequence[Sealed[L]]) -> list[Receipt]:
+    def _enlist(self, batches: Sequence[FinishedBatch[L]]) -> list[Receipt]:
         """List uploaded batches once; ``StaleUpload`` if some have to be uploaded again."""
 
     @abstractmethod
-    def _uploaded_again(self, batches: Sequence[Sealed[L]]) -> list[Sealed[L]]:
+    def _uploaded_again(self, batches: Sequence[FinishedBatch[L]]) -> list[FinishedBatch[L]]:
         """The batches; those that could no longer be listed were uploaded again."""
 
     @property
@@ -58,7 +67,7 @@ class StoreShipper(Shipper[D, L]):
     def _stale_message(self) -> str:
         """The error text if the batches were too old to be listed each time."""
 
-    def enlist(self, batches: Sequence[Sealed[L]]) -> list[Receipt]:
+    def enlist(self, batches: Sequence[FinishedBatch[L]]) -> list[Receipt]:
         """List uploaded batches by one conditional write: all of them or none. Repeats it if the outcome is unknown."""
         for attempt in range(1, RESOLVES + 1):
             try:
@@ -71,7 +80,7 @@ class StoreShipper(Shipper[D, L]):
         raise Contended(self._stale_message)
 
     def ship(self, draft: D, *, number: int, expect: int | None = None) -> Receipt:
-        """Seal, upload and list one batch by itself; durable when it returns."""
+        """Finish, upload and list one batch by itself; durable when it returns."""
         sealed = self.upload(self.seal(draft, number=number, expect=expect))
         (receipt,) = self.enlist([sealed])
         count_written(receipt.count, sum(map(len, sealed.parts)))
@@ -113,7 +122,7 @@ class ObjectDraft(Draft):
             self.plain += page.plain
         return start
 
-    def sealed(self, writer: WriterId, number: int) -> Sealed[BatchListing]:
+    def sealed(self, writer: WriterId, number: int) -> FinishedBatch[BatchListing]:
         """The batch as the writer's of this number; it is not stored yet."""
         info = BatchInfo(self.compression, self.count, len(self.pages), self.oldest, self.newest, writer, number)
         parts = encode_batch(self.pages, info)
@@ -129,7 +138,7 @@ class ObjectDraft(Draft):
             born=0,
             metadata=MetadataRanges.joined(self.metadata),
         )
-        return Sealed(parts, listing)
+        return FinishedBatch(parts, listing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +189,13 @@ class Lister:
         held = self.cell.held
         return self.cell.read().value if held is None else held
 
-    def put(self, batch: Sealed[BatchListing]) -> Sealed[BatchListing]:
+    def put(self, batch: FinishedBatch[BatchListing]) -> FinishedBatch[BatchListing]:
         """Write the object under a fresh name of the generation last seen; durable when it returns."""
         with _same_log():
             generation = self.known().generation
         location = f"batches/{generation:016d}/{self._env.chance.uuid().hex}.batch"
         self._store.put(location, batch.parts)
-        return Sealed(batch.parts, replace(batch.listing, location=location, generation=generation))
+        return FinishedBatch(batch.parts, replace(batch.listing, location=location, generation=generation))
 
     def enlist(self, listings: Sequence[BatchListing], check: Callable[[Head], None] = lambda _: None) -> Head:
         """List batches of one writer with one conditional write; returns a head in which they are listed.
@@ -200,6 +209,11 @@ class Lister:
             return list_batches(head, listings, self._env.clock.now())
 
         return self._listed(edit)
+
+    @_same_log()
+    def seal(self) -> Head:
+        """Seal the log by one conditional write; returns the sealed head."""
+        return self.cell.update(OpId(self._env.chance.uuid()), seal_log, role="producer")
 
     def enlist_group(self, group: Group) -> Head:
         """List the batches of a group with one conditional write; returns a head in which they are listed."""
@@ -232,9 +246,7 @@ class Lister:
     def _listed(self, listing: Callable[[Head], Head]) -> Head:
         self._read_if_crowded()
         lost = self.cell.conflicts
-        spills = plan_spills(self.known())  # a writer of single batches must keep the head small, too
-        if spills:
-            self._put_chunks(spills)
+        spills = self._put_chunks()  # a writer of single batches must keep the head small, too
 
         def edit(head: Head) -> Head:
             listed = listing(head)
@@ -246,12 +258,23 @@ class Lister:
             if self.cell.conflicts > lost:
                 self._alone = 0
 
-    def _put_chunks(self, spills: Sequence[Spill]) -> None:
+    def _put_chunks(self) -> Sequence[Spill]:
+        """Write the chunks that keep the head small, usually none; their spills, for the head."""
+        if not plan_spills(self.known()):
+            return ()
+        # By the head as it is now: a log that was deleted and made again here, or restored, has others of these names.
+        try:
+            spills = plan_spills(self.cell.read().value)
+        except TransientStorageError:
+            return ()  # the next listing does it
+
         def put(spill: Spill) -> None:
             # A plain put: every writer of this chunk writes the same bytes under the same name.
             self._store.put(chunk_path(spill.reference, spill.level), encode_chunk(spill.items, spill.level))
 
-        side_by_side(put, spills, threads=_MANY, name="strandline-chunks")
+        if spills:
+            side_by_side(put, spills, threads=_MANY, name="strandline-chunks")
+        return spills
 
     @property
     def crowded(self) -> bool:
@@ -275,6 +298,8 @@ class ObjectShipper(StoreShipper[ObjectDraft, BatchListing]):
     born: int
     """The log's next sequence when the writer took its id."""
     compression: Compression
+    seals: bool = False
+    """Whether listing a batch seals the log behind it."""
     sole: bool = False
     """Whether no other process may ship as this writer: a listed number must have been listed from here.
 
@@ -292,23 +317,31 @@ class ObjectShipper(StoreShipper[ObjectDraft, BatchListing]):
         """An empty draft."""
         return ObjectDraft(compression=self.compression)
 
-    def seal(self, draft: ObjectDraft, *, number: int, expect: int | None = None) -> Sealed[BatchListing]:
+    def seal(self, draft: ObjectDraft, *, number: int, expect: int | None = None) -> FinishedBatch[BatchListing]:
         """Seal a draft; it is not stored yet."""
         sealed = draft.sealed(self.writer, number)
-        return Sealed(sealed.parts, replace(sealed.listing, born=self.born, expect=expect))
+        return FinishedBatch(sealed.parts, replace(sealed.listing, born=self.born, expect=expect, seal=self.seals))
 
-    def upload(self, sealed: Sealed[BatchListing]) -> Sealed[BatchListing]:
+    def upload(self, sealed: FinishedBatch[BatchListing]) -> FinishedBatch[BatchListing]:
         """Write the object under a fresh name of the generation last seen; durable when it returns."""
         stored = self.lister.put(sealed)
         self._names.setdefault(stored.listing.number, set()).add(stored.listing.location)
         return stored
 
-    def _enlist(self, batches: Sequence[Sealed[BatchListing]]) -> list[Receipt]:
+    def _enlist(self, batches: Sequence[FinishedBatch[BatchListing]]) -> list[Receipt]:
         listings = [batch.listing for batch in batches]
-        head = self._list(listings)
+        try:
+            head = self._list(listings)
+        except Sealed:
+            # The first of them may have been listed before the seal, by a write whose answer was lost.
+            head = self.lister.known()
+            last = head.writers.get(self.writer)
+            listings = [] if last is None else [each for each in listings if each.number <= last.number]
+            if not listings:
+                raise
         return [receipt_of(head, self.writer, listing.number, listing.count) for listing in listings]
 
-    def _uploaded_again(self, batches: Sequence[Sealed[BatchListing]]) -> list[Sealed[BatchListing]]:
+    def _uploaded_again(self, batches: Sequence[FinishedBatch[BatchListing]]) -> list[FinishedBatch[BatchListing]]:
         self.lister.cell.read()
         return [self.upload(batch) for batch in batches]
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from strandline.errors import ExpectationFailed, InvalidInput, OutcomeUnknown, OutOfOrder, StrandlineError
 from strandline.log.contract import Handle
 from strandline.log.produce.producer import Producer
-from strandline.log.produce.shipper import Draft, Limits, Sealed, Shipper
+from strandline.log.produce.shipper import Draft, FinishedBatch, Limits, Shipper
 from strandline.log.produce.typed import ValueEncoder
 from strandline.log.read.value_format import named_codec
 from strandline.model.arguments import Positive, checked
@@ -93,18 +93,18 @@ class AppendShipper(Shipper[RecordsDraft, NumberedBatch]):
         """An empty draft."""
         return RecordsDraft()
 
-    def seal(self, draft: RecordsDraft, *, number: int, expect: int | None = None) -> Sealed[NumberedBatch]:
+    def seal(self, draft: RecordsDraft, *, number: int, expect: int | None = None) -> FinishedBatch[NumberedBatch]:
         """Make one table of a draft."""
         records = pa.Table.from_batches(draft.batches, RECORD_SCHEMA)
         if len(draft.batches) > _FEW:
             records = records.combine_chunks()
-        return Sealed((), NumberedBatch(records, number, expect))
+        return FinishedBatch((), NumberedBatch(records, number, expect))
 
-    def upload(self, sealed: Sealed[NumberedBatch]) -> Sealed[NumberedBatch]:
+    def upload(self, sealed: FinishedBatch[NumberedBatch]) -> FinishedBatch[NumberedBatch]:
         """Return the batch as it is: the log takes batches in order."""
         return sealed
 
-    def enlist(self, batches: Sequence[Sealed[NumberedBatch]]) -> list[Receipt]:
+    def enlist(self, batches: Sequence[FinishedBatch[NumberedBatch]]) -> list[Receipt]:
         """Append the batches in order; returns a receipt for each up to the first that failed.
 
         If the first fails and may succeed later, or its answer was lost, it is appended again, under the same number,
@@ -121,7 +121,7 @@ class AppendShipper(Shipper[RecordsDraft, NumberedBatch]):
             self.env.clock.sleep(_BACKOFF.pause(attempt, self.env.chance.jitter()))
             attempt += 1
 
-    def _append(self, batches: Sequence[Sealed[NumberedBatch]]) -> list[Receipt]:
+    def _append(self, batches: Sequence[FinishedBatch[NumberedBatch]]) -> list[Receipt]:
         sent: list[tuple[int, Handle]] = []
         failure: Exception | None = None
         for batch in batches:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import wait
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Final
 
-from strandline.errors import ExpectationFailed, ProducerClosed
 from strandline.log.produce.state import State
 from strandline.log.produce.uploads import Batch
 from strandline.model.head import Receipt
 from strandline.storage.env import Env
-from strandline.storage.worker_thread import ReentrantEvent, WorkerThread
+from strandline.storage.worker_thread import WorkerThread
 
 _LONGEST_REST: Final = 0.25
-
-_CLOSED: Final = "The producer is closed; nothing was appended. Open a new one."
 
 _DROPPED: Final = "The producer was dropped without closing it, before this was listed: it is not in the log."
 
@@ -38,7 +33,7 @@ class ListingPace:
 
 
 class Committer:
-    """Closes batches in time and lists them in order, in two threads; and the calls that wait for them.
+    """Closes batches in time and lists them in order, in two threads.
 
     It has no reference to the producer: its threads must not keep an abandoned producer alive.
     """
@@ -48,9 +43,7 @@ class Committer:
         self._clock = env.clock
         self._pace = ListingPace()
         self._rested_at = 0.0
-        self._hurry = ReentrantEvent()
         self._is_dropped = False
-        self._is_closing = self._had_failed = False
         self._threads = [
             WorkerThread(self._close_in_time, name="strandline-closing"),
             WorkerThread(self._list_in_order, name="strandline-listing"),
@@ -58,70 +51,17 @@ class Committer:
         for thread in self._threads:
             thread.start()
 
-    @property
-    def threads(self) -> list[threading.Thread]:
-        """All threads of the producer."""
-        return [*self._threads, *self._state.uploads.threads]
-
-    def flush(self, timeout: float | None) -> None:
-        """Block until everything before this call is listed."""
-        state = self._state
-        with state.lock:
-            state.drain()
-            state.seal()
-            if state.failure is not None:
-                raise state.failure.held_back()
-            outcomes = state.outcomes()
-        if outcomes:
-            try:
-                outcomes[-1].result(timeout)
-            except ExpectationFailed:
-                return  # raised by its own handle; all before it are listed
-
-    def retry(self, timeout: float | None) -> list[Receipt]:
-        """Send the kept batches again, continue, and block until they are listed."""
-        state = self._state
-        with state.lock:
-            if state.closed is not None:
-                raise ProducerClosed(state.closed)
-            if state.failure is None:
-                return []
-            if state.failure.final:
-                raise state.failure.held_back()
-            outcomes = state.resend()
-        if wait(outcomes, timeout).not_done:
-            raise TimeoutError("The kept batches are not listed yet; they are still being sent.")
-        return [outcome.result() for outcome in outcomes]
-
-    def close(self) -> None:
-        """List everything, then end the threads; raises what could not be listed, and discards it.
-
-        After an interruption it continues; closing again waits for it.
-        """
-        state = self._state
-        with state.lock:
-            if state.closed is None:
-                self._is_closing, self._had_failed = True, state.failure is not None
-                state.end_intake()
-                state.closed = _CLOSED
-            elif not self._is_closing:
-                return
-        state.wake.set()
-        self._hurry.set()
-        state.ready.set()
-        for thread in self._threads:
-            thread.join()
-        for upload in state.uploads.threads:  # the listing thread has started the last one
-            if upload.ident is not None:  # a signal's exception may have come before the start
-                upload.join()
-        self._is_closing = False
-        if state.failure is not None:
-            raise state.failure.held_back() if self._had_failed else state.failure.reason
+    def end(self) -> None:
+        """Wait until everything is listed, or failed, and the threads have ended."""
+        self._state.wake.set()
+        self._state.ready.set()
+        for thread in chain(self._threads, self._state.uploads.threads):  # the listing thread starts the last ones
+            if thread.ident is not None:  # a signal's exception may have come before the start
+                thread.join()
 
     def drop(self) -> None:
         """Fail everything that is not listed, and end the threads. Takes no lock: see :class:`ReentrantEvent`."""
         self._is_dropped = True
-        self._hurry.set()
         self._state.ready.set()
 
     def _close_in_time(self) -> None:
@@ -137,46 +77,45 @@ class Committer:
                     state.fail(error)
 
     def _list_in_order(self) -> None:
-        state = self._state
-        while not self._is_finished():
-            state.ready.wait()
+        state, rest = self._state, None
+        while not state.is_finished():
+            if rest is None:
+                state.ready.wait()
+            else:
+                self._clock.wait(state.ready, rest)
             state.ready.clear()
             try:
-                self._list_ready()
+                rest = self._list_ready()
             except BaseException as error:  # noqa: BLE001 - every error must reach the handles
                 with state.lock:
-                    state.hold_back(state.failed(error, final=True))
+                    state.fail(error)
         state.uploads.close()
 
-    def _is_finished(self) -> bool:
-        with self._state.lock:
-            return self._state.closed is not None and not self._state.outcomes()
-
-    def _list_ready(self) -> None:
+    def _list_ready(self) -> float | None:
+        """List what is uploaded; returns the seconds to rest before there is more to list."""
         if self._is_dropped:
             self._state.abandon(_DROPPED)
         while batches := self._state.uploaded():
             left = self._rested_at - self._clock.monotonic()
-            if left > 0 and not self._hurry.is_set():
-                self._clock.wait(self._hurry, left)
-            else:
-                self._list(batches)
+            if left > 0 and self._state.closed is None:
+                return left
+            self._list(batches)
+        return None
 
     def _list(self, batches: list[Batch]) -> None:
-        """Let the log list the oldest batches, up to the first whose upload failed."""
+        """Let the log list the oldest batches before the first whose upload failed, or fail that one."""
         shipper = self._state.shipper
         good = [batch.uploaded for batch in takewhile(lambda batch: batch.error is None, batches)]
-        failure = batches[len(good)].error if len(good) < len(batches) else None
         receipts: list[Receipt] = []
+        failure: BaseException | None = None
         began = self._clock.monotonic()
-        if good:
-            try:
-                receipts = shipper.enlist(good)
-            except BaseException as error:  # noqa: BLE001 - every error must reach the handles
-                failure = error
+        try:
+            if good:
+                receipts = shipper.enlist(good)  # perhaps the first few only: the others raise why not when repeated
             else:
-                # The log may have listed the first few only: the rest is delivered again, and raises then why not.
-                failure = failure if len(receipts) == len(good) else None
+                failure = batches[0].error
+        except BaseException as error:  # noqa: BLE001 - every error must reach the handles
+            failure = error
         ended = self._clock.monotonic()
         self._rested_at = ended + self._pace.rest(ended - began, crowded=bool(receipts) and shipper.crowded)
         self._state.settle(receipts, failure)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from itertools import count
+from typing import Any
 
 from strandline.model.arguments import TIMEOUT
 from strandline.model.head import Receipt
@@ -21,11 +21,13 @@ class BatchOutcome(Future[Receipt]):
     unknown outcome raises ``UsedAcrossFork``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, error: BaseException | None = None) -> None:
         super().__init__()
         self.set_running_or_notify_cancel()
         self._origin = Origin("The producer of these records", advice="only the parent learns their outcome")
         call_in_child(self, BatchOutcome._after_fork)
+        if error is not None:
+            self.set_exception(error)
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Block until it is known, or raise why nothing was appended."""
@@ -40,46 +42,6 @@ class BatchOutcome(Future[Receipt]):
         self._waiters = []
         if not self.done():
             self.set_exception(self._origin.refusal())
-
-
-class _Placed(ABC):
-    """The handle of records whose position in a batch is known, or found on request."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def _place(self) -> tuple[BatchOutcome, int, int]:
-        """The outcome of their batch, the index of their first record in it, and their number."""
-
-    @abstractmethod
-    def done(self) -> bool:
-        """Whether the outcome is known."""
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__}, {'done' if self.done() else 'not done'}>"
-
-    def result(self, timeout: float | None = None) -> Receipt:
-        """Block until the records are durable and listed, or raise why they are not."""
-        outcome, index, count = self._place()
-        return outcome.result(timeout).part(index, count)
-
-    def __await__(self) -> Generator[object, None, Receipt]:
-        outcome, index, count = self._place()
-        whole = yield from asyncio.wrap_future(outcome).__await__()
-        return whole.part(index, count)
-
-
-class BatchHandle(_Placed, tuple[BatchOutcome, int, int]):
-    """The handle of an append of many records: the batch's outcome, their first index, and their number."""
-
-    __slots__ = ()
-
-    def done(self) -> bool:
-        """Whether the outcome is known."""
-        return self[0].done()
-
-    def _place(self) -> tuple[BatchOutcome, int, int]:
-        return self
 
 
 class Page:
@@ -127,52 +89,44 @@ class Page:
         place = self._places.index(ticket) if isinstance(self._places, range) else self._places[ticket]
         return self._base + (self._starts[place] if self._starts else place)
 
-    def done(self, ticket: int) -> bool:
-        """Whether the outcome of a ticket is known."""
-        page = self.found(ticket)
-        return page is not None and page.outcome.done()
 
-
-class RecordHandle(_Placed, tuple[Page, int]):
-    """The handle of one record: a page from which to search its own, and its ticket.
+class RecordHandle(tuple[Any, ...]):
+    """The handle of records: a page from which to search theirs, the ticket of their row, and their number if not one.
 
     A tuple, because one is created for every record, and nothing is faster.
     """
 
     __slots__ = ()
 
-    def done(self) -> bool:
-        """Whether the outcome is known."""
-        page, ticket = self
-        return page.done(ticket)
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}, {'done' if self.done() else 'not done'}>"
 
     def _place(self) -> tuple[BatchOutcome, int, int]:
-        page, ticket = self
-        return *page.placed(ticket), 1
+        """The outcome of their batch, the index of their first record in it, and their number."""
+        return *self[0].placed(self[1]), self[2] if len(self) > 2 else 1  # noqa: PLR2004 - see above
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        found: Page | None = self[0].found(self[1])
+        return found is not None and found.outcome.done()
+
+    def result(self, timeout: float | None = None) -> Receipt:
+        """Block until the records are durable and listed, or raise why they are not."""
+        outcome, index, count = self._place()
+        return outcome.result(timeout).part(index, count)
+
+    def __await__(self) -> Generator[object, None, Receipt]:
+        outcome, index, count = self._place()
+        whole = yield from asyncio.wrap_future(outcome).__await__()
+        return whole.part(index, count)
 
 
-class ProduceHandle(_Placed, tuple[Page, int, int, int]):
-    """The handle of a ``produce`` call: like that of a record, with its number of entries and ingestion time."""
+class ProduceHandle(RecordHandle):
+    """The handle of a ``produce`` call, with its ingestion time."""
 
     __slots__ = ()
 
     @property
     def ingested(self) -> int:
         """The call's ingestion time in microseconds, as in its metadata."""
-        nanoseconds = self[3]
-        return nanoseconds // 1000 if nanoseconds >= 0 else -(-nanoseconds // 1000)  # rounds as Arrow does
-
-    def done(self) -> bool:
-        """Whether the outcome is known."""
-        return self[0].done(self[1])
-
-    def _place(self) -> tuple[BatchOutcome, int, int]:
-        page, ticket, count, _ = self
-        return *page.placed(ticket), count
-
-
-def placed_page(outcome: BatchOutcome, base: int) -> Page:
-    """A page whose one ticket, 0, begins at this record of the batch with this outcome."""
-    page = Page(lambda: None)
-    page.close(range(1), outcome, base)
-    return page
+        return int(self[3]) // 1000

@@ -6,12 +6,14 @@ import asyncio
 import warnings
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import wait
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final, Never, Self
 
-from strandline.errors import InvalidInput, Unsupported
+from strandline.errors import ExpectationFailed, InvalidInput, ProducerClosed, Unsupported
 from strandline.log.produce.committer import Committer
-from strandline.log.produce.handles import BatchHandle, ProduceHandle, RecordHandle, placed_page
+from strandline.log.produce.handles import ProduceHandle, RecordHandle
 from strandline.log.produce.rows import (
     BY_NAME,
     CALL,
@@ -46,6 +48,8 @@ _LARGE_CALL: Final = 1 << 16
 
 _ENTRY: Final = 22
 """Bytes of a value in Arrow, besides its content."""
+
+_CLOSED: Final = "The producer is closed; nothing was appended. Open a new one."
 
 _BYTES: Final = frozenset({bytes})
 
@@ -109,6 +113,7 @@ class Producer(Closing):
         self._opaque = shipper.opaque
         self._state = State(shipper, limits, writer=writer, number=number, env=env, origin=self._origin)
         self._committer = Committer(self._state, env)
+        self._is_closing = self._had_failed = False
         # Threads and handles refer to the parts, not to the producer, so that an abandoned producer is detected.
         self._dropped = weakref.finalize(self, _drop, self._committer, writer)
         call_in_child(self, Producer._after_fork)
@@ -175,9 +180,9 @@ class Producer(Closing):
 
     def _append_whole(self, row: Row) -> RecordHandle:
         check_size(*row[2:5], self._state.shipper.most_record_bytes)
-        return RecordHandle((placed_page(*self._state.place_whole([page_of_records([row])])), 0))
+        return RecordHandle(self._state.place_whole([page_of_records([row])]))
 
-    def append_batch(self, batch: RecordSource, *, expect: int | None = None) -> BatchHandle:
+    def append_batch(self, batch: RecordSource, *, expect: int | None = None) -> RecordHandle:
         """Append a table of records, whole or not at all, never split over two batches.
 
         Where there is a codec, the table may have the value's fields as columns, with ``key``, ``op``, ``timestamp``
@@ -190,8 +195,7 @@ class Producer(Closing):
         batches = conform(self._values.records(batch), now=self._clock.now())
         if self._opaque:
             check_opaque(batches)
-        outcome, first = self._state.place_whole(batches, expect=expect)
-        return BatchHandle((outcome, first, sum(batch.num_rows for batch in batches)))
+        return RecordHandle((*self._state.place_whole(batches, expect=expect), sum(map(len, batches))))
 
     def produce(self, values: Sequence[bytes], metadata: bytes = b"", *, expect: int | None = None) -> ProduceHandle:
         """Append values as records without key, op and headers, whole or not at all, with metadata attached.
@@ -233,12 +237,20 @@ class Producer(Closing):
         now, total = self._clock.now(), len(values)
         batch = record_batch(timestamps=[now] * total, ops=[0] * total, keys=[None] * total, values=values)
         ranges = MetadataRanges((0,), (now - now % self._state.shipper.tick,), (metadata,))
-        outcome, first = self._state.place_whole(conform(batch, now=now), ranges, expect)
-        return ProduceHandle((placed_page(outcome, first), 0, total, now * 1000))
+        return ProduceHandle((*self._state.place_whole(conform(batch, now=now), ranges, expect), total, now * 1000))
 
     def flush(self, timeout: float | None = None) -> None:
         """Block until everything appended before this call is durable and listed; raises the first failure."""
-        self._committer.flush(timeout)
+        state = self._state
+        with state.lock:
+            state.drain()
+            state.seal()
+            if state.failure is not None:
+                raise state.failure.held_back()
+            outcomes = state.outcomes()
+        if outcomes:
+            with suppress(ExpectationFailed):  # its own handle raises it; all before it are listed
+                outcomes[-1].result(timeout)
 
     async def flush_async(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as in flush
         """:meth:`flush` for asyncio: does not block the event loop."""
@@ -252,17 +264,39 @@ class Producer(Closing):
         is kept: retry once more, or close. ``TimeoutError``: they are still being sent. Without a failure it does
         nothing. ``WriterExpired``, ``OutOfOrder`` and ``Diverged`` stay: close the producer and open another.
         """
-        return self._committer.retry(timeout)
+        state = self._state
+        with state.lock:
+            if state.closed is not None:
+                raise ProducerClosed(state.closed)
+            if state.failure is None:
+                return []
+            if state.failure.final:
+                raise state.failure.held_back()
+            outcomes = state.resend()
+        if wait(outcomes, timeout).not_done:
+            raise TimeoutError("The kept batches are not listed yet; they are still being sent.")
+        return [outcome.result() for outcome in outcomes]
 
     def close(self) -> None:
         """Flush, then stop. Raises what could not be made durable, and discards it: flush first to be able to retry.
 
         If it is interrupted, by Ctrl-C for example, the producer's threads continue; closing again waits for them.
         """
+        state = self._state
         try:
-            self._committer.close()
+            with state.lock:
+                if state.closed is None:
+                    self._is_closing, self._had_failed = True, state.failure is not None
+                    state.closed = _CLOSED
+                elif not self._is_closing:
+                    return
+                state.end_intake()  # also if that was interrupted
+            self._committer.end()
         finally:
             self._dropped.detach()
+        self._is_closing = False
+        if state.failure is not None:
+            raise state.failure.held_back() if self._had_failed else state.failure.reason
 
     async def __aenter__(self) -> Self:
         return self

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import accumulate, chain, compress
-from operator import itemgetter, mul
+from operator import add, itemgetter
 from typing import Any, Final, NamedTuple, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -35,7 +35,9 @@ CALL: Final = 255
 ENTRY: Final = 254
 """In the place of the operation: a call with one entry, without a tuple, which the garbage collector would track."""
 
-_CALLS: Final = frozenset((CALL, ENTRY))
+_RANGE_OF: Final = bytes(ENTRY) + bytes([RANGE_BYTES, RANGE_BYTES])
+"""By operation: bytes of the call's range in the listing, besides its metadata; 0 for a single record."""
+
 _TIME, _OP, _METADATA, _CONTENT, _SIZE, _TICKET = (itemgetter(place) for place in range(6))
 
 FIRST_PAGE: Final = 1 << 6
@@ -84,7 +86,7 @@ class BatchRows(NamedTuple):
     """Number of records of each row."""
     entries: list[bytes] | None = None
     """Values of its records, if all its rows are calls."""
-    times: memoryview = memoryview(b"")
+    times: np.ndarray[Any, Any] = np.empty(0, np.int64)
     """Time of each row, in microseconds."""
     apart: bool = False
     """Whether they begin a new batch, since the current one has no room for them."""
@@ -105,41 +107,33 @@ def cut_rows(rows: list[Row | Call], room: Room, most: Room, tick: int = 1) -> l
     Rows without calls are one group: pages are small. Works on whole columns, without a Python loop per row.
     """
     ops = bytes(map(_OP, rows))
-    if max(ops, default=ENTRY) < ENTRY:
+    of_ranges = ops.translate(_RANGE_OF)
+    if rows and not any(of_ranges):
         return [BatchRows(rows, MetadataRanges(), [1] * len(rows))]
-    narrow = ops.count(ENTRY) == len(rows)
-    pure = narrow or ops.count(ENTRY) + ops.count(CALL) == len(rows)
-    calls = cast("list[Call]", rows) if pure else [cast("Call", row if row[1] in _CALLS else _NO_CALL) for row in rows]
+    pure, narrow = all(of_ranges), ops.count(ENTRY) == len(rows)
+    calls = cast("list[Call]", rows if pure else [row if row[1] >= ENTRY else _NO_CALL for row in rows])
     payloads, contents, sizes = list(map(_METADATA, calls)), list(map(_CONTENT, calls)), list(map(_SIZE, calls))
-    times = memoryview(_microseconds(map(_TIME, calls), tick).buffers()[1]).cast("q")
+    times = _microseconds(calls, tick)
     widths = [1] * len(rows) if narrow else [len(row[3]) if row[1] == CALL else 1 for row in calls]
-    # Each range takes the same space, besides its payload.
-    attached = [0, *accumulate(map(len, payloads) if pure else _attached(calls))]
-    beside = RANGE_BYTES if pure else 0
-    filled = [] if sum(sizes) <= room.space else [0, *accumulate(sizes)]
+    attached = [0, *accumulate(map(add, map(len, payloads), of_ranges))]
+    filled = [0, *accumulate(sizes)]
     pieces: list[BatchRows] = []
     at, apart = 0, False
     while at < len(rows):
-        used = attached[at] + beside * at + room.metadata
-        full = bisect_left(range(len(rows)), used, at + 1, key=lambda place: attached[place] + beside * place)
-        unfit = len(rows)
-        if filled:
-            # A call larger than a whole batch gets its own.
-            space = room.space if room.space < most.space else max(room.space, sizes[at])
-            unfit = bisect_right(filled, filled[at] + space, at + 1) - 1
+        full = bisect_left(attached, attached[at] + room.metadata, at + 1, len(rows))
+        # A call larger than a whole batch gets its own.
+        space = room.space if room.space < most.space else max(room.space, sizes[at])
+        unfit = bisect_right(filled, filled[at] + space, at + 1) - 1
         end = min(full, unfit)
         if end > at:
             starts = range(end - at) if narrow else accumulate(widths[at : end - 1], initial=0)
-            ranges = MetadataRanges(tuple(starts), tuple(times[at:end].tolist()), tuple(payloads[at:end]))
-            entries = None
-            if narrow:
-                entries = cast("list[bytes]", contents[at:end])
-            elif pure:
+            columns: list[Any] = [starts, times[at:end].tolist(), payloads[at:end]]
+            entries: list[Any] | None = contents[at:end] if narrow else None
+            if not pure:
+                columns = [compress(column, of_ranges[at:end]) for column in columns]
+            elif not narrow:
                 entries = list(chain.from_iterable(map(as_tuple, contents[at:end])))
-            else:
-                which = [op in _CALLS for op in ops[at:end]]
-                columns: list[Any] = [ranges.starts, ranges.times, ranges.payloads]
-                ranges = MetadataRanges(*(tuple(compress(column, which)) for column in columns))
+            ranges = MetadataRanges(*map(tuple, columns))
             pieces.append(BatchRows(rows[at:end], ranges, widths[at:end], entries, times[at:end], apart))
         at, room, apart = end, most, unfit < full
     return pieces
@@ -154,21 +148,14 @@ def as_tuple(content: bytes | tuple[bytes, ...]) -> tuple[bytes, ...]:
     return (content,) if isinstance(content, bytes) else content
 
 
-def _attached(calls: list[Call]) -> list[int]:
-    return [0 if call is _NO_CALL else len(call[2]) + RANGE_BYTES for call in calls]
-
-
 def page_of(piece: BatchRows) -> pa.RecordBatch:
     """The records of a piece as one record batch."""
     if piece.entries is None:
         return page_of_records(_flat(piece.rows) if piece.ranges else cast("list[Row]", piece.rows))
     count = len(piece.entries)
-    times: memoryview | bytes = piece.times
-    if count > len(piece.rows):
-        times = b"".join(map(mul, map(_TIME, struct.iter_unpack("8s", times)), piece.widths))
     return record_batch(
-        timestamps=_numbers(pa.int64(), times),
-        ops=_numbers(pa.int8(), bytes(count)),
+        timestamps=pa.array(piece.times if count == len(piece.rows) else np.repeat(piece.times, piece.widths)),
+        ops=pa.array(np.zeros(count, np.int8)),
         keys=pa.nulls(count, pa.binary()),
         values=piece.entries,
     )
@@ -177,7 +164,7 @@ def page_of(piece: BatchRows) -> pa.RecordBatch:
 def _flat(rows: list[Row | Call]) -> list[Row]:
     found: list[Row] = []
     for row in rows:
-        if row[1] in _CALLS:
+        if row[1] >= ENTRY:
             time, _, _, content, *_ = cast("Call", row)
             found += [(time, int(Op.PUT), None, entry, None, 0) for entry in as_tuple(content)]
         else:
@@ -189,24 +176,16 @@ def page_of_records(rows: list[Row]) -> pa.RecordBatch:
     """Rows without calls as one record batch."""
     headers = list(map(_SIZE, rows))
     return record_batch(
-        timestamps=_microseconds(map(_TIME, rows)),
-        ops=_numbers(pa.int8(), bytes(map(_OP, rows))),
+        timestamps=pa.array(_microseconds(rows)),
+        ops=pa.array(np.fromiter(map(_OP, rows), np.int8, len(rows))),
         keys=list(map(_METADATA, rows)),
         values=list(map(_CONTENT, rows)),
         headers=headers if any(headers) else None,
     )
 
 
-def _microseconds(nanoseconds: Iterable[int], tick: int = 1) -> pa.Array:
-    given = list(nanoseconds)
-    ticks = pc.divide(_numbers(pa.int64(), struct.pack(f"={len(given)}q", *given)), 1000 * tick)
-    return ticks if tick == 1 else pc.multiply(ticks, tick)
-
-
-def _numbers(kind: pa.DataType, data: memoryview | bytes) -> pa.Array:
-    """The numbers in a buffer, without a copy: ``pa.array`` would iterate over them."""
-    buffer = pa.py_buffer(data)
-    return pa.Array.from_buffers(kind, buffer.size * 8 // kind.bit_width, [None, buffer])
+def _microseconds(rows: Sequence[Row | Call], tick: int = 1) -> np.ndarray[Any, Any]:
+    return np.fromiter(map(_TIME, rows), np.int64, len(rows)) // (1000 * tick) * tick
 
 
 def check_size(key: bytes | None, value: bytes | None, headers: Headers | None, most: int) -> None:

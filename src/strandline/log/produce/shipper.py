@@ -42,7 +42,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed(Generic[L]):
+class FinishedBatch(Generic[L]):
     """A finished batch with its number; it can be uploaded repeatedly.
 
     ``listing`` is the entry of its format; the producer does not use it.
@@ -109,15 +109,15 @@ class Shipper(ABC, Generic[D, L]):
         """An empty draft."""
 
     @abstractmethod
-    def seal(self, draft: D, *, number: int, expect: int | None = None) -> Sealed[L]:
+    def seal(self, draft: D, *, number: int, expect: int | None = None) -> FinishedBatch[L]:
         """Seal a draft as the writer's batch of this number; no I/O. It is not stored yet."""
 
     @abstractmethod
-    def upload(self, sealed: Sealed[L]) -> Sealed[L]:
+    def upload(self, sealed: FinishedBatch[L]) -> FinishedBatch[L]:
         """Store the batch under a fresh name; durable when it returns, but not listed. The result has the name."""
 
     @abstractmethod
-    def enlist(self, batches: Sequence[Sealed[L]]) -> list[Receipt]:
+    def enlist(self, batches: Sequence[FinishedBatch[L]]) -> list[Receipt]:
         """Let the log list uploaded batches with consecutive numbers: all of them, or at least the first.
 
         Returns a receipt for each that is durable and listed; the caller repeats it with the rest. Repeating it with

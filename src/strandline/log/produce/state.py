@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from enum import Enum, auto
 from itertools import accumulate, chain, count, takewhile
 from typing import Any, Final
 from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import BufferFull, ExpectationFailed, ProducerClosed, ProducerFailed
+from strandline.errors import BufferFull, ExpectationFailed, ProducerClosed, ProducerFailed, Sealed
 from strandline.log.produce.handles import BatchOutcome, Page
 from strandline.log.produce.rows import (
     FIRST_PAGE,
@@ -38,10 +39,6 @@ from strandline.storage.worker_thread import ReentrantEvent
 _LAG: Final = 4
 """Number of pages that may queue up during an encoding before appenders wait for it."""
 
-_WAIT: Final = 0.001
-_MOST_WAITS: Final = 100
-"""Seconds of one look at whether the encoding is over, and how often appenders look."""
-
 _ALL_TICKETS: Final = range(1 << 62)
 
 
@@ -54,8 +51,10 @@ class Failure:
     number: int
     final: bool
 
-    def held_back(self) -> ProducerFailed:
-        """The error for everything after the failed batch."""
+    def held_back(self) -> ProducerFailed | ProducerClosed | Sealed:
+        """The error for everything after the failed batch, or in a producer that was dropped, or of a sealed log."""
+        if isinstance(self.reason, ProducerClosed | Sealed):
+            return self.reason
         advice = "open a new producer" if self.final else "call retry(), or close it and open a new producer"
         error = ProducerFailed(
             f"Batch {self.number} of writer {self.writer} failed ({self.reason}), and no later one may be listed "
@@ -63,22 +62,6 @@ class Failure:
         )
         error.writer, error.number, error.__cause__ = self.writer, self.number, self.reason
         return error
-
-    def annotate(self) -> None:
-        """Add a note with the batch to the reason, which the handles of the failed batch raise."""
-        note = f"Batch {self.number} of writer {self.writer} was not listed for this reason."
-        if note not in getattr(self.reason, "__notes__", ()):
-            self.reason.add_note(note)
-
-
-class Intake(Enum):
-    """Whether queued rows are put in batches."""
-
-    OPEN = auto()
-    ENDING = auto()
-    """For the last time: rows that were queued without seeing this are among them."""
-    ENDED = auto()
-    """Not any more: whoever queued a row takes it back."""
 
 
 class State:
@@ -113,7 +96,7 @@ class State:
         self.failure: Failure | None = None
         self.closed: str | None = None
         self._page_rows = FIRST_PAGE
-        self._intake = Intake.OPEN
+        self._ended = False  # no row is put in a batch any more: whoever queues one takes it back
         self._drained_at = 0.0
         self._encoder: int | None = None  # the thread that puts rows in batches
         self._open: Batch | None = None
@@ -139,17 +122,17 @@ class State:
             self._wait_for_room()
 
     def _wait_for_room(self) -> None:
-        while (refusal := self.refusal()) is None and self.halted:
+        while self.halted:
+            if (refusal := self.refusal()) is not None:
+                raise refusal
             if not self._limits.block:
                 raise BufferFull(
                     f"{self.buffered:,} bytes wait to be listed, over the budget of {self._limits.budget:,}; nothing "
                     "was appended. Try again, or let the producer block."
                 )
             self.room.wait()
-        if refusal is not None:
-            raise refusal
 
-    def refusal(self) -> ProducerFailed | ProducerClosed | None:
+    def refusal(self) -> ProducerFailed | ProducerClosed | Sealed | None:
         """Why nothing is accepted any more, or None."""
         if self.closed is not None:
             return ProducerClosed(self.closed)
@@ -162,65 +145,57 @@ class State:
         self.wake.set()
 
     def fill_page(self) -> None:
-        """Put a page's worth in a batch. One thread at a time encodes; those far ahead wait for it, but not for ever:
-        this may be the handler of a signal, within a call of this thread that has the lock.
+        """Put a page's worth in a batch. One thread at a time encodes; others wait for it only if they are far ahead.
+
+        A handler of a signal never waits for a lock that its own thread has.
         """
-        waits = _MOST_WAITS
-        while waits and self.lock.locked() and self._encoder != threading.get_ident() and self._is_far_ahead():
-            CLOCK.sleep(_WAIT)
-            waits -= 1
-        if self.lock.locked():
+        is_far_ahead = len(self.rows) >= _LAG * self._page_rows or self.queued >= _LAG * PAGE_BYTES
+        if self.lock.locked() and not (is_far_ahead and self._encoder not in (None, threading.get_ident())):
             self.fill_at = len(self.rows) + self._page_rows  # not each append needs to try it again
             self.wake.set()
         else:
-            with self.lock:  # no acquire() before a try: a signal's exception in between would leave it locked
-                self.drain()
-
-    def _is_far_ahead(self) -> bool:
-        return len(self.rows) >= _LAG * self._page_rows or self.queued >= _LAG * PAGE_BYTES
+            self.place_queued()
 
     def take_back(self, row: Row | Call) -> None:
         """Take back a row that was queued too late, and raise; if it is in a batch already, just return."""
         self._origin.check()
         with self.lock:
             refusal = self.refusal()
-            place = None if refusal is None else next((at for at, one in enumerate(self.rows) if one is row), None)
-            if refusal is not None and place is not None:
-                del self.rows[place]
+            if refusal is not None and row in self.rows:  # its ticket is no other's
+                self.rows.remove(row)
                 raise refusal
 
     def place_queued(self) -> None:
         """Put every queued row in a batch, so that each has an outcome to wait for."""
-        with self.lock:
+        with self.lock:  # no acquire() before a try: a signal's exception in between would leave it locked
             self.drain()
 
     def place_whole(
         self, batches: list[pa.RecordBatch], ranges: MetadataRanges | None = None, expect: int | None = None
-    ) -> tuple[BatchOutcome, int]:
-        """Put record batches in one batch; returns its outcome, and the index of their first record in it."""
+    ) -> tuple[Page, int]:
+        """Put record batches in one batch; returns a page of their own, which keeps no other, and their ticket."""
         self._origin.check()
         with self.lock:
             self._wait_for_room()
             self.drain()
-            batch, first = self._add(batches, ranges, self._limits.batch_bytes if expect is None else -1)
-            if expect is None:
-                self._seal_if_full(batch)
-            else:
-                batch.expect = expect
-                self.seal()
-        return batch.outcome, first
+            page = Page(self.place_queued)
+            page.close(range(1), *self._add(batches, ranges, self._limits.batch_bytes, expect))
+        return page, 0
 
     # --- from the queue into batches ---------------------------------------------------------------------------
 
     def drain(self) -> None:
         """Put all rows that are queued now in batches."""
         began = self._clock.monotonic()
-        if self._intake is not Intake.ENDED:
-            self.queued, self._encoder = 0, threading.get_ident()
-            left = len(self.rows)
-            while left > 0:
-                left -= self._place_rows(min(left, self._page_rows))
-            self.fill_at, self._encoder = self._page_rows, None
+        if not self._ended:
+            self.queued, left = 0, len(self.rows)
+            try:
+                self._encoder = threading.get_ident()
+                while left > 0:
+                    left -= self._place_rows(min(left, self._page_rows))
+                self.fill_at = self._page_rows
+            finally:
+                self._encoder = None
         self._drained_at = began
 
     def _place_rows(self, number: int) -> int:
@@ -237,25 +212,27 @@ class State:
                 if piece.apart:
                     self.seal()
                 page, count = page_of(piece), len(piece.rows)
-                batch, first = self._add([page], piece.ranges, self.shipper.most_bytes)
-                record = batch.draft.plain // batch.draft.count
-                self._page_rows = fitting_page(record * page.num_rows // count, self._limits.batch_bytes)
-                self._seal_if_full(batch)
+                self._page_rows = fitting_page(page.nbytes // count, self._limits.batch_bytes)
+                outcome, first = self._add([page], piece.ranges, self.shipper.most_bytes)
                 starts = [0, *accumulate(piece.widths)] if count < page.num_rows else ()
-                self.page = self.page.close(tickets[:count], batch.outcome, first, starts)
+                self.page = self.page.close(tickets[:count], outcome, first, starts)
                 tickets = tickets[count:]
         except BaseException as error:
             # Out of memory, for example: these records are in no batch, so later ones may not be either.
-            outcome = BatchOutcome()
-            outcome.set_exception(error)
-            self.page = self.page.close(tickets, outcome)
+            self.page = self.page.close(tickets, BatchOutcome(error))
             self.fail(error)
             raise
         return number
 
-    def _add(self, batches: list[pa.RecordBatch], ranges: MetadataRanges | None, most: int) -> tuple[Batch, int]:
-        """Add to the open batch, or to a new one if it would have more than ``most`` bytes."""
-        if self._open is not None and self._open.draft.plain + sum(batch.nbytes for batch in batches) > most:
+    def _add(
+        self, batches: list[pa.RecordBatch], ranges: MetadataRanges | None, most: int, expect: int | None = None
+    ) -> tuple[BatchOutcome, int]:
+        """Add to the open batch, or to a new one if it would have more than ``most`` bytes; close it if it is full.
+
+        What expects an end of the log gets a batch of its own.
+        """
+        is_more = self._open is not None and self._open.draft.plain + sum(batch.nbytes for batch in batches) > most
+        if is_more or expect is not None:
             self.seal()
         batch = Batch(self.shipper.new_draft()) if self._open is None else self._open
         before = batch.draft.size
@@ -263,29 +240,27 @@ class State:
             first = batch.draft.add(batches)
             if ranges:
                 batch.draft.attach(ranges.shifted(first))
-        except Exception:
-            raise
-        except BaseException as error:  # a signal's: the draft may have some of them, and count them wrong
-            self.fail(error)
+        except BaseException as error:
+            if not isinstance(error, Exception):  # a signal's: the draft may have some of them, and count them wrong
+                self.fail(error)
             raise
         self._open = batch  # only now: an empty batch is never passed on
         if self.first_at is None:
             self.note_first()
         self._account(batch.draft.size - before)
-        return batch, first
+        draft, batch.expect = batch.draft, expect
+        if expect is not None or draft.plain >= self._limits.batch_bytes or draft.attached >= MAX_METADATA:
+            self.seal()
+        return batch.outcome, first
 
     def _account(self, size: int) -> None:
         """Add to the bytes held; negative to subtract."""
         self.buffered += size
-        self.halted = self._intake is not Intake.OPEN or self.buffered >= self._limits.budget
+        self.halted = self.refusal() is not None or self.buffered >= self._limits.budget
         if self.halted:
             self.wake.set()  # no linger while appenders wait for room
         else:
             self.room.notify_all()
-
-    def _seal_if_full(self, batch: Batch) -> None:
-        if batch.draft.plain >= self._limits.batch_bytes or batch.draft.attached >= MAX_METADATA:
-            self.seal()
 
     def seal(self) -> None:
         """Close the open batch, if there is one."""
@@ -308,7 +283,7 @@ class State:
 
     def seal_if_due(self) -> None:
         """Close the batch if its linger time is over, or if appenders wait for room."""
-        if self._intake is Intake.ENDED:
+        if self._ended:
             self.first_at = None  # that record is being taken back
         elif self.first_at is not None and (self.halted or self.until_due() == 0.0):
             self.drain()
@@ -319,15 +294,12 @@ class State:
     def end_intake(self) -> None:
         """Put everything in batches, close the last one, and accept nothing more."""
         self.halted = True
-        while self.rows and self._intake is not Intake.ENDED:
-            self._intake = Intake.ENDING
-            try:
+        while self.rows and not self._ended:
+            with suppress(BaseException):  # the handles raise it, and each round removes some rows
                 self.drain()
-            except BaseException:  # noqa: BLE001, S112 - the handles raise it, and each round removes some rows
-                continue
-            break
+                break
         self.seal()
-        self._intake = Intake.ENDED
+        self._ended = True
         self.room.notify_all()
 
     # --- from batches into the log -----------------------------------------------------------------------------
@@ -348,7 +320,7 @@ class State:
         """The oldest batches whose uploads have ended, successfully or not. Takes the lock itself."""
         with self.lock:
             if self.failure is not None:
-                self.hold_back(self.failure)
+                self._hold_back(self.failure)
                 return []
             return list(takewhile(lambda batch: batch.is_done, self.sent))
 
@@ -364,7 +336,9 @@ class State:
                 self._number = refused.number  # it is free again
                 refused.outcome.set_exception(failure)
             elif failure is not None:
-                self.hold_back(self.failed(failure, final=False))
+                failed = self.fail(failure, final=isinstance(failure, Sealed))
+                self.sent[0].outcome.set_exception(failure)
+                self._hold_back(failed)
             self._send()
 
     def _taken(self) -> Batch:
@@ -372,60 +346,57 @@ class State:
         self._account(-batch.size)
         return batch
 
-    def fail(self, reason: BaseException) -> None:
-        """Accept nothing more for good. The listing thread fails the handles: it may be listing a batch just now."""
-        self._intake, self.halted = Intake.ENDING, True
-        self.failure = self.failed(reason, final=True)
+    def fail(self, reason: BaseException, *, final: bool = True) -> Failure:
+        """Accept nothing more, since the oldest batch that is not listed failed. An earlier failure for good stays.
+
+        The listing thread fails the handles: it may be listing a batch just now. The reason gets a note.
+        """
+        self.halted, failure = True, self.failure
+        if failure is None or not failure.final:
+            number = self.sent[0].number if self.sent else self._number
+            failure = self.failure = Failure(reason, self._writer, number, final)
+            note = f"Batch {number} of writer {self._writer} was not listed for this reason."
+            if note not in getattr(reason, "__notes__", ()):
+                reason.add_note(note)
         self.room.notify_all()
         self.ready.set()
+        return failure
 
-    def failed(self, reason: BaseException, *, final: bool) -> Failure:
-        """The failure of the oldest batch that is not listed."""
-        return Failure(reason, self._writer, self.sent[0].number if self.sent else self._number, final)
-
-    def hold_back(self, failure: Failure) -> None:
+    def _hold_back(self, failure: Failure) -> None:
         """Fail everything that is not listed, and keep it unless a retry is useless."""
-        if self.failure is None or not self.failure.final:
-            self.failure = failure  # first: nothing more is sent
         self.end_intake()
-        failure.annotate()
-        first = None if failure.final else failure.reason
         for outcome in self.outcomes():
             if not outcome.done():
-                outcome.set_exception(first or failure.held_back())
-            first = None
-        if self.failure.final or self.closed is not None:
-            self._forget()
+                outcome.set_exception(failure.held_back())
+        if failure.final or self.closed is not None:
+            for batch in self.sent:
+                batch.error = batch.error or CancelledError()  # it is not uploaded, unless that has begun
+            self.sent.clear()
+            self._waiting.clear()
+            self._account(-self.buffered)
 
     def abandon(self, reason: str) -> None:
-        """Fail everything that is not listed, and accept nothing more: the producer was dropped."""
+        """Accept nothing more, and let the listing thread fail everything that is not listed. Takes the lock itself."""
         with self.lock:
-            self.failure = self.failure or self.failed(ProducerClosed(reason), final=True)
-            self.end_intake()
             self.closed = reason
-            for outcome in self.outcomes():
-                if not outcome.done():
-                    outcome.set_exception(ProducerClosed(reason))
-            self._forget()
+            self.fail(ProducerClosed(reason))
         self.wake.set()
+
+    def is_finished(self) -> bool:
+        """Whether the producer is closed, and everything is settled. Takes the lock itself."""
+        with self.lock:
+            return self.closed is not None and self._ended and not self.outcomes()
 
     def outcomes(self) -> list[BatchOutcome]:
         """The outcomes of all closed batches, in order."""
         return [batch.outcome for batch in chain(self.sent, self._waiting)]
-
-    def _forget(self) -> None:
-        for batch in self.sent:
-            batch.discard()
-        self.sent.clear()
-        self._waiting.clear()
-        self._account(-self.buffered)
 
     def resend(self) -> list[BatchOutcome]:
         """Continue after a failure: send the kept batches again, under the same numbers; returns their new outcomes.
 
         Uploaded batches are not uploaded again: if their listing landed, it is recognised.
         """
-        self.failure, self._intake = None, Intake.OPEN
+        self.failure, self._ended = None, False
         for batch in chain(self.sent, self._waiting):
             batch.outcome = BatchOutcome()
         outcomes = self.outcomes()
@@ -442,6 +413,4 @@ class State:
     def _after_fork(self) -> None:
         """In a forked child, which has the queue but no threads: accept nothing, and fail the handles."""
         self.halted = True
-        lost = BatchOutcome()
-        lost.set_exception(self._origin.refusal())
-        self.page.close(_ALL_TICKETS, lost)
+        self.page.close(_ALL_TICKETS, BatchOutcome(self._origin.refusal()))

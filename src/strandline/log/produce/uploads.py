@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
 from strandline.log.produce.handles import BatchOutcome
-from strandline.log.produce.shipper import Sealed, Shipper
+from strandline.log.produce.shipper import FinishedBatch, Shipper
 from strandline.storage.clock import CLOCK
 
 
@@ -24,7 +23,7 @@ class Batch:
     size: int = 0
     expect: int | None = None
     number: int = -1
-    sealed: Sealed[Any] | None = None
+    sealed: FinishedBatch[Any] | None = None
     uploaded: Any = None
     error: BaseException | None = None
     """Why its upload failed."""
@@ -35,12 +34,8 @@ class Batch:
         """Whether its upload has ended, successfully or not."""
         return self.uploaded is not None or self.error is not None
 
-    def discard(self) -> None:
-        """Do not upload it, if that has not begun."""
-        self.error = self.error or CancelledError()
-
     def ship(self, shipper: Shipper[Any, Any]) -> None:
-        """Seal and upload it, unless it was discarded. In a thread of its own: either may take long."""
+        """Seal and upload it, unless it has failed already. In a thread of its own: either may take long."""
         if self.is_done:
             return
         try:
@@ -61,18 +56,16 @@ class Uploads:
 
     def __init__(self, shipper: Shipper[Any, Any], most: int, ended: Callable[[], None]) -> None:
         self.threads: list[threading.Thread] = []
-        self._most = most
-        self._ended = ended
+        self._shipper, self._most, self._ended = shipper, most, ended
         self._queue: SimpleQueue[Batch | None] = SimpleQueue()
         self._idle = threading.Semaphore(0)
-        self._work = (self._queue, self._idle, shipper, ended)
 
     def put(self, batch: Batch) -> None:
         """Upload a batch as soon as a thread is free."""
         self._queue.put(batch)
         if self._idle.acquire(blocking=False) or len(self.threads) >= self._most:
             return
-        thread = threading.Thread(target=_work, args=self._work, name="strandline-upload", daemon=True)
+        thread = threading.Thread(target=self._work, name="strandline-upload", daemon=True)
         self.threads.append(thread)  # before: a signal's exception may end the call though the thread runs
         try:
             thread.start()
@@ -88,15 +81,9 @@ class Uploads:
         for _ in self.threads:
             self._queue.put(None)
 
-
-def _work(
-    queue: SimpleQueue[Batch | None],
-    idle: threading.Semaphore,
-    shipper: Shipper[Any, Any],
-    ended: Callable[[], None],
-) -> None:
-    while (batch := queue.get()) is not None:
-        batch.ship(shipper)
-        del batch  # frees its memory while the thread waits
-        ended()
-        idle.release()
+    def _work(self) -> None:
+        while (batch := self._queue.get()) is not None:
+            batch.ship(self._shipper)
+            del batch  # frees its memory while the thread waits
+            self._ended()
+            self._idle.release()

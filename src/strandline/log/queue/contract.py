@@ -36,6 +36,8 @@ class PeekedBatches:
     length: int
     records: int | None = None
     size: int | None = None
+    ended: bool = False
+    """Whether no batch will ever follow: the log was sealed there."""
 
 
 @dataclass(frozen=True, slots=True)

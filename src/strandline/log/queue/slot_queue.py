@@ -269,6 +269,7 @@ class SlotQueue:
             length=max(0, self._sequence_at(log, end) - self._acknowledged),
             records=max(0, end - state.position),
             size=self._size_from(log, state.position),
+            ended=not found and log.ended(at.next),
         )
 
     def between(self, first: int, last: int) -> Sequence[Descriptor]:

@@ -7,7 +7,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from enum import Enum
+from typing import Final, Protocol
 
 import pyarrow as pa
 
@@ -85,7 +86,8 @@ class HeadPoller(threading.local):
     def wait(self, bounds: Callable[[], Bounds], past: Cursor, timeout: float, clock: Clock) -> bool:
         """Block until the bounds of a log are past the cursor (True), or until the timeout (False).
 
-        Pauses grow. Without a timeout, and for another cursor than before, it polls at once.
+        False at once at the end of a sealed log. Pauses grow. Without a timeout, and for another cursor than before, it
+        polls at once.
         """
         now = clock.monotonic()
         deadline = now + timeout
@@ -97,13 +99,42 @@ class HeadPoller(threading.local):
                 now = clock.monotonic()
             if now < self._poll_at:
                 return False
-            if bounds().next > past.next:
-                return True
+            found = bounds()
+            if found.next > past.next or found.sealed:
+                return found.next > past.next
             now = clock.monotonic()
             self._poll_at = now + self._pause
             self._pause = min(self._pause * 1.5, _LAST_POLL)
             if now >= deadline:
                 return False
+
+
+class Follows(Protocol):
+    """A log that a follower waits for."""
+
+    def wait(self, past: Cursor, timeout: float) -> bool:
+        """Block until the log reaches past the cursor (True), or until the timeout (False)."""
+
+    def ended(self, at: int) -> bool:
+        """Whether the log was sealed at an offset or below."""
+
+
+class Arrival(Enum):
+    """What a wait for a log has found."""
+
+    MORE = "records past the cursor"
+    NOTHING = "nothing within the time"
+    END = "the end of a sealed log"
+
+
+def wait_for_more(log: Follows, past: Cursor, timeout: float) -> Arrival:
+    """Wait for records past a cursor, and tell the end of a sealed log, which is not to be waited for again.
+
+    Costs no more requests than waiting.
+    """
+    if log.wait(past, timeout):
+        return Arrival.MORE
+    return Arrival.END if log.ended(past.next) else Arrival.NOTHING
 
 
 def pauses(timeout: float | None, clock: Clock) -> Iterator[float]:

@@ -94,7 +94,7 @@ def inspect_wal(folder: str, *, env: Env = SYSTEM) -> WalFolder:
     problems: list[str] = []
     try:
         identity = _readable(problems, lambda: read_log_json(folder, disk=env.disk))
-        log_id, versions = (None, ()) if identity is None else identity
+        log_id, versions = (None, ()) if identity is None else (identity.log_id, identity.values)
     except NotALog as error:
         if not firsts:
             raise

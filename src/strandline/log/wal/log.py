@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final, final
 from uuid import UUID
 
@@ -17,19 +18,21 @@ from strandline.log.wal.read.catalog import Catalog
 from strandline.log.wal.read.reading import WalReading
 from strandline.log.wal.read.span import Tail, WalSpan, some_batches
 from strandline.log.wal.read.watermark import Published, View
-from strandline.log.wal.recover.repair import create_if_absent, repair, write_identity
+from strandline.log.wal.recover.repair import create_if_absent, repair
 from strandline.log.wal.recover.rewind import finish_rewind
 from strandline.log.wal.recover.scan_tail import Examined, examine, read_log_json
 from strandline.log.wal.recover.verify import OnProgress, WalVerification, verify
 from strandline.log.wal.slots import WalSlots
 from strandline.log.wal.write.committer import GroupCommitter
 from strandline.log.wal.write.groups import CommitGroup, WalHandle, check_numbers, encoded, encoded_copy, value_of
+from strandline.log.wal.write.identity import IdentityFile
 from strandline.log.wal.write.journal import CommitSteps, IndexWriter, Journal, WalSettings
 from strandline.log.wal.write.log_start import DurableFiles, LogStart
 from strandline.log.writers.numbered import numbered
 from strandline.log.writers.source import known_as
 from strandline.model.addresses import Address, as_folder
 from strandline.model.arguments import checked
+from strandline.model.content_type import check_content_type, check_same
 from strandline.model.cursor import Cursor
 from strandline.model.head import LogBatch, WriterId, WriterState
 from strandline.model.records import RecordSource
@@ -61,7 +64,7 @@ class WalLog(Produces, WalReading, Closing):
     :class:`~strandline.log.wal.read.reading.WalReader`.
     """
 
-    def __init__(self, folder: str, found: Examined, settings: WalSettings) -> None:
+    def __init__(self, folder: str, found: Examined, identity: IdentityFile, settings: WalSettings) -> None:
         """Use :meth:`open`."""
         env = settings.env
         super().__init__(folder, found.log_id, Catalog(folder, found.log_id, found.firsts, disk=env.disk), env=env)
@@ -80,12 +83,30 @@ class WalLog(Produces, WalReading, Closing):
         self._journal = Journal(folder, found.log_id, place, index, self._catalog.add, settings)
         if found.kept.start > place.next:  # the start was moved, but not applied before a crash
             self._journal.begin_file(found.kept.start)
-        mark = Mark(found.log_id, found.kept.start, place.next, place.first, place.term, settings.boot)
+        self._identity = identity
+        mark = Mark(
+            found.log_id,
+            found.kept.start,
+            place.next,
+            place.first,
+            place.term,
+            settings.boot,
+            sealed=identity.is_sealed,
+        )
         self._published = Published.open(folder, mark, disk=env.disk)
         in_place = self._journal.check_in_place
         self.slots = WalSlots(folder, found.kept, self.bounds, self.cursor_at, in_place, origin=self._origin, env=env)
-        self._steps = CommitSteps(self._journal, self._tail, self._published, durable=settings.durable, env=env)
-        self._committer = GroupCommitter(folder, steps=self._steps, end=self._end, place=place, settings=settings)
+        self._steps = CommitSteps(
+            self._journal,
+            self._tail,
+            self._published,
+            durable=settings.durable,
+            sealing=identity.seal,
+            env=env,
+        )
+        self._committer = GroupCommitter(
+            folder, steps=self._steps, end=self._end, place=place, settings=settings, sealed=identity.is_sealed
+        )
         self._start = LogStart(
             folder, self.slots, self._journal, self._published, self._catalog, self._committer, env=env
         )
@@ -102,6 +123,7 @@ class WalLog(Produces, WalReading, Closing):
         background: bool = True,
         durable: Callable[[int], object] | None = None,
         value: Codec | None = None,
+        content_type: str | None = None,
         env: Env = SYSTEM,
         boot: UUID | None = None,
     ) -> WalLog:
@@ -118,8 +140,10 @@ class WalLog(Produces, WalReading, Closing):
         memory for readers; appends wait while ``pending_bytes`` are queued. Without ``background`` no thread is
         started, and a thread that waits for a handle commits. ``durable`` is called first with each new durable end,
         by the committing thread; it must not raise. ``value`` is the codec of its values, which a new log records; an
-        existing log has to have recorded it, in this version or an older one.
+        existing log has to have recorded it, in this version or an older one. ``content_type`` is the media type of
+        its values, which never changes.
         """
+        content_type = None if content_type is None else check_content_type(content_type)
         folder = as_folder(folder)
         (check_new if create else check_missing)(folder, FolderKind.WAL, disk=env.disk)
         if create:
@@ -129,9 +153,11 @@ class WalLog(Produces, WalReading, Closing):
             refuse_changed_spool(folder, disk=env.disk)
             if create:
                 made = lambda: () if value is None else with_version((), value, folder)  # noqa: E731
-                create_if_absent(folder, made, env=env)
-            if value is not None:  # before anything is repaired
-                check_recorded(read_log_json(folder, disk=env.disk)[1], value, folder)
+                create_if_absent(folder, made, content_type=content_type, env=env)
+            if value is not None or content_type is not None:  # before anything is repaired
+                recorded = read_log_json(folder, disk=env.disk)
+                check_recorded(recorded.values, value, folder)
+                check_same(recorded.content_type, content_type, folder)
             finish_rewind(folder, disk=env.disk)
             found = examine(folder, disk=env.disk)
             if not create:
@@ -139,7 +165,7 @@ class WalLog(Produces, WalReading, Closing):
             repair(folder, found, disk=env.disk)
             here = boot_id() if boot is None else boot
             settings = WalSettings(roll_bytes, tail_bytes, pending_bytes, background, durable, here, env)
-            log = cls(folder, found, settings)
+            log = cls(folder, found, IdentityFile.opened(folder, found.end, disk=env.disk), settings)
             log._held = held.pop_all()
         call_in_child(log, WalLog._after_fork)
         return log
@@ -147,9 +173,11 @@ class WalLog(Produces, WalReading, Closing):
     def __repr__(self) -> str:
         return f"WalLog({self.folder!r}, log_id={self._log_id})"
 
-    def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> WalHandle:
+    def append(
+        self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None, seal: bool = False
+    ) -> WalHandle:
         """Append a batch as one frame, whole or not at all; the same writer and number again is a no-op."""
-        return self.append_batch(batch, writer=writer, number=number, expect=expect)
+        return self.append_batch(batch, writer=writer, number=number, expect=expect, seal=seal)
 
     def append_batch(
         self,
@@ -160,6 +188,7 @@ class WalLog(Produces, WalReading, Closing):
         expect: int | None = None,
         term: int | None = None,
         timestamp: int | None = None,
+        seal: bool = False,
     ) -> WalHandle:
         """Append a batch as one frame; unnumbered without a writer, optionally at a given offset, term and time.
 
@@ -171,7 +200,37 @@ class WalLog(Produces, WalReading, Closing):
         append = numbered(writer, number)
         content = encoded(batch, now=self.env.clock.now())
         self._start.begin_at(expect or 0)
-        return self._committer.add_batch(content, writer=append, expect=expect, term=term, timestamp=timestamp)
+        return self._committer.add_batch(
+            content, writer=append, expect=expect, term=term, timestamp=timestamp, seal=seal
+        )
+
+    def seal(self) -> Cursor:
+        """Durably end the log, and return the cursor of its end: no record is ever appended there. Idempotent.
+
+        Appends that were queued before become durable first. After a failed write every append raises, as usual, and
+        whether the log is sealed is known when it is opened again.
+        """
+        with self._start.lock:
+            self.slots.check_open()
+            if not self.bounds().sealed:
+                try:
+                    queued = self._committer.end_intake()
+                    if queued is not None:
+                        queued.wait()
+                    with self._committer.exclusively():
+                        self._seal_at_end()
+                except BaseException as error:  # also an interruption: appends were refused, and nothing proves why
+                    self._committer.fail(error)
+                    raise
+                self._committer.seal_is_durable()
+            return self.end()
+
+    def _seal_at_end(self) -> None:
+        """Called when nothing is queued or being committed, and nothing will be."""
+        self._committer.check()
+        self._journal.check_in_place()  # must not seal another log at this path
+        self._identity.seal(self._journal.place.next)
+        self._published.seal()
 
     def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
         return shipping_by(self.append, writer, self.last_number, env=self.env)
@@ -322,10 +381,9 @@ class WalLog(Produces, WalReading, Closing):
         with self._start.lock:
             self.slots.check_open()
             self._journal.check_in_place()  # must not change another log at this path
-            log_id, versions = read_log_json(self.folder, disk=self.env.disk)
-            changed = with_version(versions, value, self.folder)
-            if changed != versions:
-                write_identity(self.folder, log_id, changed, disk=self.env.disk)
+            self._identity.edit(
+                lambda identity: replace(identity, values=with_version(identity.values, value, self.folder))
+            )
         return value
 
     def close(self) -> None:

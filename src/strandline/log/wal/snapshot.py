@@ -47,7 +47,7 @@ def fill(log: WalLog, folder: str) -> Cursor:
                     disk.copy(f"{log.folder}/{index_name(first)}", f"{folder}/{index_name(first)}")
         last = data_name(mark.active)
         copy_range(f"{log.folder}/{last}", 0, size, f"{folder}/{last}", disk=disk)
-    describe_copy(folder, mark, read_log_json(log.folder, disk=disk)[1], disk=disk)
+    describe_copy(folder, mark, read_log_json(log.folder, disk=disk), disk=disk)
     return Cursor(log.log_id, mark.next, mark.term)
 
 

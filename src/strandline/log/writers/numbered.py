@@ -22,9 +22,16 @@ from strandline.errors import (
     WriterExpired,
 )
 from strandline.log.contract import Log
-from strandline.log.writers.source import advance_of, check_source_number, is_source
+from strandline.log.writers.source import (
+    advance_of,
+    check_source_number,
+    is_client,
+    is_positioned,
+    is_source,
+    remembered,
+)
 from strandline.model.arguments import shown, whole
-from strandline.model.head import Receipt, WriterId, WriterState
+from strandline.model.head import Receipt, WriterId, WriterState, proof_of
 from strandline.storage.env import Env
 from strandline.storage.retry import Backoff
 
@@ -55,6 +62,22 @@ def numbered(writer: WriterId | None, number: int | None) -> tuple[WriterId, int
     return writer, checked
 
 
+def is_repeated(writer: WriterId, number: int, last: WriterState | None) -> bool:
+    """Whether the log has this append already, by the writer's ``last`` one: then appending it again adds nothing.
+
+    ``OutOfOrder`` if another append of the same client took the number: several servers may number its appends.
+    """
+    _, upto = remembered(writer, number)
+    if last is None or upto > last.number:
+        return False
+    if is_client(writer) and (upto, proof_of(writer)) != (last.number, last.proof):
+        raise OutOfOrder(
+            f"Append number {number} of client {writer} is in the log already, with another epoch or sequence: another "
+            "server has appended for it meanwhile. Nothing was appended: read its last append again."
+        )
+    return True
+
+
 def check_number(
     writer: WriterId,
     number: int,
@@ -68,7 +91,7 @@ def check_number(
     ``known`` are all writers that the log remembers. ``forgotten``: the log may have known this writer, even if it
     begins with its first number.
     """
-    if is_source(writer):
+    if is_positioned(writer):
         _check_position(writer, number, last, known)
     elif last is None:
         if number > 0 or forgotten:
@@ -84,9 +107,17 @@ def check_number(
 
 
 def _check_position(writer: WriterId, number: int, last: WriterState | None, known: Iterable[WriterId]) -> None:
-    """Refuse an append from a source that does not begin where the last one ended; the first begins anywhere."""
+    """Refuse an append from a source that does not begin where the last one ended; the first begins anywhere.
+
+    That of a client is its append number 0: one with a higher number was known, and is forgotten.
+    """
     if last is None:
-        if sum(map(is_source, known)) >= MAX_SOURCES:
+        if is_client(writer) and number:
+            raise WriterExpired(
+                f"The log does not know client {writer} (number {number}): it was silent for too long, and the outcome "
+                "of its last append is unknown. Check the log's end, then let the client begin a new epoch."
+            )
+        if is_source(writer) and sum(map(is_source, known)) >= MAX_SOURCES:
             raise InvalidInput(
                 f"The log remembers the positions of {MAX_SOURCES} sources, and cannot take records of another one: "
                 "append under a name that it knows (an ingested source, the writer of a Spark stream, a series of "

@@ -11,6 +11,10 @@ advance (48 bits), which is 0 in the id under which the log remembers the source
 Batches of several processes that are listed together, with one position for all of them, have the mark ``grp`` instead,
 the same hash, a hash of the run that has written them (24 bits), and a random number (24 bits) for each process: their
 own numbers only tell them apart.
+
+A client that numbers its appends by epochs and sequences of its own (an idempotent producer over HTTP) is such a source
+with the mark ``prd``: its position counts its appends, and its proof holds epoch and sequence. Unlike other sources, it
+is forgotten when it was silent longest, and an append is a repetition only with the same proof.
 """
 
 from __future__ import annotations
@@ -25,9 +29,11 @@ from strandline.model.head import WriterId
 
 _MARK: Final = b"src"
 _MEMBER_MARK: Final = b"grp"
+_CLIENT_MARK: Final = b"prd"
 _MARK_AT: Final = 104
 _MARK_NUMBER: Final = int.from_bytes(_MARK, "big")
 _MEMBER_NUMBER: Final = int.from_bytes(_MEMBER_MARK, "big")
+_CLIENT_NUMBER: Final = int.from_bytes(_CLIENT_MARK, "big")
 _ADVANCE: Final = 48
 _MOST: Final = (1 << _ADVANCE) - 1
 _PROCESS: Final = (1 << 24) - 1
@@ -45,15 +51,39 @@ def source_writer(identity: str) -> WriterId:
     >>> source_writer("kafka:cluster/orders/1") == writer
     False
     """
-    data = bytearray(_MARK + blake2b(identity.encode(), digest_size=7).digest() + bytes(_ADVANCE // 8))
+    return _marked(_MARK, identity)
+
+
+def client_writer(identity: str) -> WriterId:
+    """The id under which a log remembers a client that numbers its own appends.
+
+    >>> writer = client_writer("web-1")
+    >>> is_client(writer), is_source(writer), is_positioned(writer)
+    (True, False, True)
+    """
+    return _marked(_CLIENT_MARK, identity)
+
+
+def _marked(mark: bytes, identity: str) -> WriterId:
+    data = bytearray(mark + blake2b(identity.encode(), digest_size=7).digest() + bytes(_ADVANCE // 8))
     data[6] = _VERSION | data[6] & 0x0F
     data[8] = _VARIANT | data[8] & 0x3F
     return WriterId(UUID(bytes=bytes(data)))
 
 
 def is_source(writer: WriterId) -> bool:
-    """Whether this is the writer id of a source: then its numbers are positions."""
+    """Whether this is the writer id of an ingested source, which a log never forgets."""
     return _has_mark(writer, _MARK_NUMBER)
+
+
+def is_client(writer: WriterId) -> bool:
+    """Whether this is the writer id of a client that numbers its own appends."""
+    return _has_mark(writer, _CLIENT_NUMBER)
+
+
+def is_positioned(writer: WriterId) -> bool:
+    """Whether the numbers of this writer are positions: that of a source, or of a client."""
+    return is_source(writer) or is_client(writer)
 
 
 def _has_mark(writer: WriterId, mark: int) -> bool:
@@ -116,7 +146,7 @@ def advance_of(writer: WriterId) -> int:
 
 def known_as(writer: WriterId) -> WriterId:
     """The id under which a log remembers a writer: that of the source, whatever the advance."""
-    return WriterId(UUID(int=writer.int >> _ADVANCE << _ADVANCE)) if is_source(writer) else writer
+    return WriterId(UUID(int=writer.int >> _ADVANCE << _ADVANCE)) if is_positioned(writer) else writer
 
 
 def remembered(writer: WriterId, number: int) -> tuple[WriterId, int]:
@@ -124,14 +154,14 @@ def remembered(writer: WriterId, number: int) -> tuple[WriterId, int]:
 
     Those of the append, or for an append from a source its id without the advance, and the position after the append.
     """
-    if not is_source(writer):
+    if not is_positioned(writer):
         return writer, number
     return known_as(writer), number + advance_of(writer)
 
 
 def check_source_number(writer: WriterId, number: int) -> None:
     """``InvalidInput`` for an append from a source that advances nothing, or past the largest position."""
-    if is_source(writer) and (not advance_of(writer) or number + advance_of(writer) > LARGEST_NUMBER):
+    if is_positioned(writer) and (not advance_of(writer) or number + advance_of(writer) > LARGEST_NUMBER):
         raise InvalidInput(
             f"The append from a source at position {number} advances it by {advance_of(writer)}: the id of its writer "
             "holds the advance, at least 1, and positions have 63 bits."

@@ -7,16 +7,15 @@ import hmac
 import ipaddress
 import ssl
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
-from strandline.errors import Fenced, InvalidInput
-from strandline.formats.node.ticket import ReadTicket, SpanTicket
+from strandline.errors import InvalidInput
+from strandline.model.addresses import is_plain_name
 from strandline.model.arguments import Secret, checked
-from strandline.node.messages import Caller
 from strandline.storage.disk import Disk
 from strandline.storage.env import SYSTEM, Env
 
@@ -37,21 +36,75 @@ class Role(StrEnum):
     """Read up to the watermark, append, and look at the topology."""
     ADMIN = "admin"
     """Everything that a client may; promote; unregister any replica; order a replica to bootstrap again."""
+    READ = "read"
+    """Only read up to the watermark."""
+    APPEND = "append"
+    """Only append."""
+    CONSUME = "consume"
+    """Read, and create, move and drop slots."""
 
 
-EVERYBODY: Final = (Role.REPLICA, Role.CLIENT, Role.ADMIN)
+READERS: Final = (Role.REPLICA, Role.CLIENT, Role.ADMIN, Role.READ, Role.CONSUME)
+APPENDERS: Final = (Role.CLIENT, Role.ADMIN, Role.APPEND)
+CONSUMERS: Final = (Role.CLIENT, Role.ADMIN, Role.CONSUME)
+EVERYBODY: Final = tuple(Role)
+
+
+class Scope(NamedTuple):
+    """A role on some logs only, and if it consumes, with some slots only. A ``*`` at the end stands for any rest."""
+
+    role: Role
+    log: str
+    slot: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Scope:
+        """A scope from ``ROLE:LOG``, or ``consume:LOG/SLOT``; ``ValueError`` for another text.
+
+        >>> Scope.parse("consume:orders-*/billing")
+        Scope(role=<Role.CONSUME: 'consume'>, log='orders-*', slot='billing')
+        """
+        role, _, place = text.partition(":")
+        log, _, slot = place.partition("/")
+        found = cls(Role(role), log, slot)
+        is_named = all(is_plain_name(name.removesuffix("*") or "a") for name in (log, slot or "a")) and bool(log)
+        if not is_named or found.role is Role.REPLICA or (slot and found.role is not Role.CONSUME):
+            raise ValueError(text)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A known caller and its roles."""
+    """A known caller and its roles: on all logs, and those that it has on some."""
 
     name: str
     roles: frozenset[Role]
+    scopes: tuple[Scope, ...] = ()
 
     def may(self, *roles: Role) -> bool:
         """Whether it has one of these roles."""
         return not self.roles.isdisjoint(roles)
+
+    def may_consume(self, slot: str) -> bool:
+        """Whether it may create, move and drop the slot of this name."""
+        return self.may(*CONSUMERS) or any(_matches(scope.slot, slot) for scope in self.scopes if not scope.log)
+
+    def on(self, log: str) -> Grant:
+        """The grant on the log of this name.
+
+        >>> grant = Grant("a", frozenset(), (Scope.parse("append:orders-*"), Scope.parse("consume:orders-eu/b")))
+        >>> grant.on("orders-eu").may(Role.APPEND), grant.on("payments").may(Role.APPEND)
+        (True, False)
+        >>> grant.on("orders-eu").may_consume("b"), grant.on("orders-eu").may_consume("c")
+        (True, False)
+        """
+        here = [scope for scope in self.scopes if _matches(scope.log, log)]
+        roles = self.roles | {scope.role if not scope.slot else Role.READ for scope in here}
+        return Grant(self.name, roles, tuple(Scope(scope.role, "", scope.slot) for scope in here if scope.slot))
+
+
+def _matches(pattern: str, name: str) -> bool:
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
 _USUAL: Final = frozenset({Role.CLIENT})
@@ -102,6 +155,10 @@ class Tokens:
             raise InvalidInput(f"{path} is no text in UTF-8: write a line 'name roles token' for each token.") from None
         return cls.parse(text, path)
 
+    def on(self, log: str) -> Tokens:
+        """The same tokens, with what each may on the log of this name."""
+        return Tokens(tuple((digest, grant.on(log)) for digest, grant in self.grants))
+
     def find(self, headers: Mapping[str, list[str]]) -> Grant | None:
         """The grant of the token in these headers. Unknown tokens take as long as known ones."""
         values = headers.get(HEADER, [])
@@ -126,9 +183,13 @@ def _grant(words: list[str]) -> tuple[bytes, Grant]:
         raise ValueError(f"it has {len(words)} words instead of a name, roles and a token")
     name, roles, token = words
     try:
-        grant = Grant(name, frozenset(Role(role) for role in roles.split(",")))
+        given = roles.split(",")
+        scopes = tuple(Scope.parse(word) for word in given if ":" in word)
+        grant = Grant(name, frozenset(Role(word) for word in given if ":" not in word), scopes)
     except ValueError:
-        raise ValueError(f"the roles are {', '.join(Role)}, with commas between them") from None
+        raise ValueError(
+            f"the roles are {', '.join(Role)}, with commas between them, and with :LOG or consume:LOG/SLOT only there"
+        ) from None
     if token.startswith(_HASHED):
         digest = bytes.fromhex(token.removeprefix(_HASHED))
         if len(digest) != hashlib.sha256().digest_size:
@@ -212,6 +273,14 @@ class ServerSecurity:
         pair = _read_pair(certificate, key, env.disk)
         return cls(*pair, _read(client_roots, env.disk), known, identities, again)
 
+    def on(self, log: str) -> ServerSecurity:
+        """The same for the log of this name: tokens may be for some logs only."""
+        if self.tokens is None:
+            return self
+        again = self.reread
+        reread = None if again is None else lambda: again().on(log)
+        return replace(self, tokens=self.tokens.on(log), reread=reread)
+
     @property
     def is_encrypted(self) -> bool:
         """Whether connections use TLS."""
@@ -280,7 +349,7 @@ def _read(path: str | None, disk: Disk) -> bytes | None:
     return None if path is None else disk.read(path)
 
 
-def check_listening(host: str, security: ServerSecurity, *, insecure: bool) -> None:
+def check_listening(host: str, security: ServerSecurity, *, insecure: bool, who: str = "A node") -> None:
     """Refuse to listen on an address for other machines without authentication and encryption."""
     if insecure or is_loopback(host):
         return
@@ -291,8 +360,8 @@ def check_listening(host: str, security: ServerSecurity, *, insecure: bool) -> N
     else:
         return
     raise InvalidInput(
-        f"A node on {host} can be reached by other machines, and {missing}; or listen on 127.0.0.1, or "
-        "allow it (--insecure)."
+        f"{who} on {host} can be reached by other machines, and {missing}; or listen on 127.0.0.1"
+        f"{', or allow it (--insecure)' if who == 'A node' else ''}."
     )
 
 
@@ -314,64 +383,3 @@ def is_loopback(host: str) -> bool:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class CallerRights:
-    """The caller of one call; None if the node requires no authentication."""
-
-    grant: Grant | None
-    ticket: SpanTicket | None = None
-    """The ticket by which it was admitted, instead of credentials: it has no role."""
-
-    def need_to_read(self, asked: ReadTicket) -> None:
-        """``Fenced`` for a caller that may not read this: without a role, or outside of its ticket."""
-        if self.ticket is None:
-            self.need(*EVERYBODY)
-        elif not self.ticket.allows(asked):
-            raise Fenced(
-                f"The ticket allows reading offsets {self.ticket.first} to {self.ticket.next - 1} of log "
-                f"{self.ticket.log_id}, and nothing else: plan another read."
-            )
-
-    def need(self, *roles: Role) -> None:
-        """``Fenced`` for a caller without any of these roles."""
-        if self.grant is not None and not self.grant.may(*roles):
-            raise Fenced(
-                f"{self.grant.name!r} may not do this: it takes the role {' or '.join(roles)}. Use another token or "
-                "certificate."
-            )
-
-    def replica(self, name: str, term: int) -> Caller:
-        """The calling replica; ``Fenced`` if its credentials have another name."""
-        if self.grant is not None and not self.grant.may(Role.REPLICA):
-            raise Fenced(
-                f"{self.grant.name!r} may not do this: it takes the role replica. If it is a new node of this log, add "
-                f"it at the primary's address ('strandline node add URL {self.grant.name}=NODE_URL'); with tokens, "
-                "give it that role in the token file. It tries again by itself."
-            )
-        return self._itself(name, term)
-
-    def candidate(self, name: str, term: int) -> Caller:
-        """The node that asks for a report: as a replica, or without a term, which changes nothing.
-
-        A report says no more than the status. A node whose certificate is a client's, since it was removed, learns by
-        it that it was.
-        """
-        if term:
-            return self.replica(name, term)
-        self.need(*EVERYBODY)
-        return self._itself(name, term)
-
-    def leaving_replica(self, name: str, term: int) -> Caller:
-        """The replica to unregister, named by itself or by an administrator."""
-        self.need(Role.REPLICA, Role.ADMIN)
-        grant = self.grant
-        if grant is not None and (not grant.may(Role.REPLICA) or (grant.may(Role.ADMIN) and grant.name != name)):
-            return Caller(name)  # terms are accepted from replicas only
-        return self._itself(name, term)
-
-    def _itself(self, name: str, term: int) -> Caller:
-        if self.grant is not None and self.grant.name != name:
-            raise Fenced(f"{self.grant.name!r} may not call as replica {name!r}: a replica calls under its own name.")
-        return Caller(name, term)

@@ -32,7 +32,8 @@ class ReadableLog(NamedTuple):
     def bounds(self) -> Bounds:
         """The first retained offset, and the watermark."""
         bounds = self.log.bounds()
-        return Bounds(bounds.first, max(bounds.first, min(bounds.next, self.watermark(bounds.next))))
+        end = max(bounds.first, min(bounds.next, self.watermark(bounds.next)))
+        return Bounds(bounds.first, end, bounds.sealed and end == bounds.next)
 
 
 @final
@@ -56,8 +57,14 @@ class CommittedLog(WithoutFormat, LogReading):
         """The slots of consumers; ``NotReady`` on a node that does not lead."""
         return self._slots()
 
-    def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> NoReturn:
+    def append(
+        self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None, seal: bool = False
+    ) -> NoReturn:
         """``Unsupported``: this is the log for readers."""
+        raise Unsupported(_FOR_READERS)
+
+    def seal(self) -> NoReturn:
+        """``Unsupported``, too."""
         raise Unsupported(_FOR_READERS)
 
     def producer(self, *, writer: WriterId | None = None, **options: object) -> NoReturn:

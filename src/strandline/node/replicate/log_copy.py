@@ -12,7 +12,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.compat.spool.migrate import folder_of
-from strandline.errors import Diverged, Fenced, Gap, InvalidInput, StorageError
+from strandline.errors import Diverged, Fenced, Gap, InvalidInput, StorageError, Unsupported
 from strandline.formats.wal.folder import SlotsFile
 from strandline.log.wal.log import WalLog
 from strandline.log.wal.recover.rewind import copy_tail, rewind
@@ -48,7 +48,7 @@ def take_over_log(node_folder: NodeFolder, source: str, lease: Lease | None, opt
 
     The log keeps its identity, so its cursors stay valid. The original is not changed. After a crash the
     node has all of it, or nothing and can begin again. ``Fenced`` while the original is open for writing,
-    ``InvalidInput`` if it has a cold tier, and the node is to have none, or another.
+    ``InvalidInput`` if it has a cold tier, and the node is to have none, or another. ``Unsupported`` if it was sealed.
     """
     _refuse_second(node_folder, lease)
     disk = node_folder.env.disk
@@ -57,6 +57,11 @@ def take_over_log(node_folder: NodeFolder, source: str, lease: Lease | None, opt
     generation = node_folder.next_generation()
     copy = node_folder.data(generation)
     with WalLog.open(folder, create=False, background=False, env=node_folder.env) as log:
+        if log.bounds().sealed:  # replicas would not learn of the seal, and one that is promoted would append
+            raise Unsupported(
+                f"The write-ahead log in {folder} was sealed, and a node cannot have a sealed log yet: nothing was "
+                "changed. Read it where it is, or let the node begin a new log."
+            )
         disk.make_folders(copy)
         fill(log, copy)
         write_slots_file(copy, SlotsFile(log.log_id, log.bounds().first, tuple(log.slots.list())), disk=disk)

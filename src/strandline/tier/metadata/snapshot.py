@@ -16,7 +16,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.errors import InvalidInput, StorageError
-from strandline.formats.arrow.stream import Layout, read_stream
+from strandline.formats.arrow.stream import StreamLayout, read_stream
 from strandline.formats.json.checked import damage, decode_checked, encode_checked
 from strandline.log.topic.contract import NO_TOPIC
 from strandline.model.cursor import Cursor
@@ -32,7 +32,7 @@ KIND: Final = "segment-cache"
 KIND_VERSION: Final = 1
 POSITIONS: Final = "positions.json"
 
-_LAYOUTS: Final = {name: Layout.of(schema) for name, schema in SCHEMAS.items()}
+_LAYOUTS: Final = {name: StreamLayout.of(schema) for name, schema in SCHEMAS.items()}
 _LOGGER = logging.getLogger(__name__)
 _KEPT: Final = 2
 """How many snapshots are kept: if the newest is damaged, the one before it saves most of the replay."""

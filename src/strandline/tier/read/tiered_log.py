@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, final
@@ -111,6 +112,11 @@ class TieredLog(Closing):
         """A queue of version 1 has no cold tier."""
         return False
 
+    @property
+    def content_type(self) -> str | None:
+        """The media type of the values; None: unspecified."""
+        return self._hot.content_type
+
     def _opened_reader(self) -> ColdReader:
         if self._reader is None:
             with ExitStack() as opened, _opening():
@@ -144,7 +150,11 @@ class TieredLog(Closing):
         """The first offset retained in either tier, and the end. ``NotReady`` while the segments are not known."""
         # The hot tier first: the segments of its trimmed records were published before.
         bounds = self._hot.bounds()
-        return Bounds(self._cold_reader().first(self._hot_start()), bounds.next) if bounds.first else bounds
+        return replace(bounds, first=self._cold_reader().first(self._hot_start())) if bounds.first else bounds
+
+    def ended(self, at: int) -> bool:
+        """Whether the log was sealed at an offset or below; known to the hot tier, also while the start is not."""
+        return self._hot.ended(at)
 
     def _hot_start(self) -> HotStart:
         """The start of the hot tier, and the term of the record before it."""
@@ -301,9 +311,15 @@ class TieredLog(Closing):
         # The end is known to the hot tier, also while the start is not.
         return LogReading.read(self, since, upto=self._hot.bounds().next if upto is None else upto, columns=columns)
 
-    def append(self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None) -> Handle:
+    def append(
+        self, batch: RecordSource, *, writer: WriterId, number: int, expect: int | None = None, seal: bool = False
+    ) -> Handle:
         """Append a batch to the hot tier, whole or not at all."""
-        return self._hot.append(batch, writer=writer, number=number, expect=expect)
+        return self._hot.append(batch, writer=writer, number=number, expect=expect, seal=seal)
+
+    def seal(self) -> Cursor:
+        """Durably end the log, and return the cursor of its end. What is hot can still become cold."""
+        return self._hot.seal()
 
     def producer(self, **options: Any) -> Producer:
         """A producer of the hot tier, with the same options."""

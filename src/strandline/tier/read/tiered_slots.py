@@ -52,7 +52,7 @@ class Hot(Log, Protocol):
         """Its slots."""
 
 
-@checked(own=("__init__",))
+@checked
 @dataclass(frozen=True, slots=True)
 class TieredSlots:
     """The slots of the hot log, which pin records in either tier, in step with the expiry of the cold one.

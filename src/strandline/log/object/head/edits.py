@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from strandline.errors import AlreadyExists, ExpectationFailed, InvalidInput, NotFound, StrandlineError
+from strandline.errors import AlreadyExists, ExpectationFailed, InvalidInput, NotFound, Sealed, StrandlineError
 from strandline.log.object.head.index import references_of
 from strandline.log.slots.rules import check_position
-from strandline.log.writers.numbered import check_number, forget_silent
+from strandline.log.writers.numbered import check_number, forget_silent, is_repeated
 from strandline.log.writers.source import check_source_number, remembered
 from strandline.model.cursor import SECOND, Bounds
 from strandline.model.head import (
@@ -57,11 +57,27 @@ class BatchListing:
     born: int
     metadata: Sequence[MetadataRange] = ()
     expect: int | None = None
+    seal: bool = False
+    """Whether the same edit seals the log behind the batch."""
 
 
 def bounds_of(head: Head) -> Bounds:
     """The offsets of the log."""
-    return Bounds(head.floor, head.next_offset)
+    return Bounds(head.floor, head.next_offset, head.sealed)
+
+
+def seal_log(head: Head) -> Head:
+    """The head that lists no more batches; unchanged if it was sealed before."""
+    return head if head.sealed else replace(head, sealed=True)
+
+
+def begin_deletion(head: Head, membership: int) -> Head:
+    """The head of a log that is neither read nor changed any more; ``Outdated`` if its slots changed meanwhile."""
+    if head.deleting:
+        return head
+    if head.membership != membership:
+        raise Outdated("A slot was created, moved or dropped since the slots were read.")
+    return replace(head, deleting=True)
 
 
 def list_batches(head: Head, listings: Sequence[BatchListing], now: int) -> Head:
@@ -70,11 +86,14 @@ def list_batches(head: Head, listings: Sequence[BatchListing], now: int) -> Head
         check_source_number(new.writer, new.number)
         writer, number = remembered(new.writer, new.number)
         last = head.writers.get(writer)
-        if last is not None and number <= last.number:
+        if is_repeated(new.writer, new.number, last):
             continue
+        _check_open(head)
         check_number(new.writer, new.number, last, known=head.writers, forgotten=new.born < head.writers_floor)
         _check_end(head, new.expect)
         head = _with_entries(head, [new], now)
+        if new.seal:
+            head = seal_log(head)
         entry, proof = head.tail[-1], proof_of(new.writer)
         state = WriterState(number, entry.sequence, entry.first, entry.count, entry.listed, proof)
         head = _remember(head, writer, state)
@@ -104,6 +123,14 @@ def receipt_of(head: Head, writer: WriterId, number: int, count: int) -> Receipt
     return Receipt(None, count) if entry is None else Receipt(entry.first, entry.count)
 
 
+def refuse_if_sealed(head: Head, writer: WriterId, number: int) -> None:
+    """``Sealed`` for an append to a sealed log, unless it was listed before."""
+    known, last_number = remembered(writer, number)
+    last = head.writers.get(known)
+    if last is None or last_number > last.number:
+        _check_open(head)
+
+
 def list_group(head: Head, group: Group, now: int) -> Head:
     """The head with all batches of a group listed in order; unchanged if the position is past them already."""
     check_source_number(group.writer, group.number)
@@ -111,12 +138,18 @@ def list_group(head: Head, group: Group, now: int) -> Head:
     last = head.writers.get(writer)
     if not group.listings or (last is not None and number <= last.number):
         return head
+    _check_open(head)
     check_number(group.writer, group.number, last, known=head.writers)
     _check_end(head, group.expect)
     first = head.next_offset
     head = _with_entries(head, group.listings, now)
     entry = head.tail[-1]
     return _remember(head, writer, WriterState(number, entry.sequence, first, entry.next - first, entry.listed))
+
+
+def _check_open(head: Head) -> None:
+    if head.sealed:
+        raise Sealed.at(head.next_offset, f"Log {head.log_id}")
 
 
 def _check_end(head: Head, expect: int | None) -> None:

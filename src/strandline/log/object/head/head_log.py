@@ -117,7 +117,7 @@ class HeadListing:
     @property
     def bounds(self) -> Bounds:
         """The retained offsets."""
-        return Bounds(self.head.floor, self.head.next_offset)
+        return bounds_of(self.head)
 
     def bytes_from(self, position: int) -> int:
         """Stored bytes of the batches from a position on."""

@@ -12,7 +12,7 @@ from typing import Final
 from strandline.log.findings import Severity
 from strandline.log.object.head.edits import reference_to
 from strandline.log.writers.numbered import MAX_WRITERS
-from strandline.log.writers.source import group_of, is_member, is_source, remembered
+from strandline.log.writers.source import group_of, is_member, is_positioned, remembered
 from strandline.model.head import ChunkRef, Entry, Head, MetadataRanges, WriterId, WriterState
 from strandline.model.retention import SlotState
 from strandline.storage.objects.store import ObjectInfo, ObjectStore
@@ -132,12 +132,13 @@ class Writers:
         known = self.recent.pop(writer, None)
         forgotten = self.older.pop(writer, None)
         last = known or forgotten
-        if last is not None and last.number != _IN_A_GROUP and entry.number != last.number + (not is_source(writer)):
+        step = 0 if is_positioned(writer) else 1
+        if last is not None and last.number != _IN_A_GROUP and entry.number != last.number + step:
             where = f"the batch at offset {entry.first}"
             # A log forgets silent producers by itself, and a source when it is told to.
             # A known source continues where it ended: only a forgotten one begins elsewhere, also further ahead. Were a
             # batch missing, offsets would be, too.
-            begins_again = is_source(writer) or (known is None and entry.number == 0)
+            begins_again = is_positioned(writer) or (known is None and entry.number == 0)
             if begins_again:
                 yield Severity.NOTE, f"{where} begins writer {entry.writer} again, which the log had forgotten"
             else:
@@ -159,7 +160,7 @@ class Writers:
     def compare(self, head: Head) -> Iterator[tuple[Severity, str]]:
         """Differences between the writers in the head and those of the listed batches."""
         for writer, problem in self._differences(head):
-            if writer not in head.writers and is_source(writer):
+            if writer not in head.writers and is_positioned(writer):
                 yield Severity.NOTE, f"has forgotten source {writer}: ingested again, its records are appended again"
             else:
                 yield Severity.DAMAGE, f"is wrong: {problem}"

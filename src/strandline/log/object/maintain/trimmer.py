@@ -255,6 +255,8 @@ class Trimmer:
         low = 0 if everything else head.swept_generation
         cuts = self._cuts(head)
         garbage = [*self._garbage(head, cuts, low), *self._abandoned(clocks)]
+        if garbage:
+            self.slots.read_head()  # raises if the log was deleted: some of it may be of one that was made there since
         done.orphans = len(garbage)
         done.orphan_bytes = sum(item.size for item in garbage)
         self._delete([DeletedObject(item.path, 0, item.size) for item in garbage], done, on_progress)

@@ -97,7 +97,12 @@ class WalReading(LogReading, ABC):
     @property
     def value_versions(self) -> tuple[ValueVersion, ...]:
         """All versions of the value format, as stored now; none if values are plain bytes."""
-        return read_log_json(self.folder, disk=self.env.disk)[1]
+        return read_log_json(self.folder, disk=self.env.disk).values
+
+    @property
+    def content_type(self) -> str | None:
+        """The media type of the values, as recorded when the log was created; None: unspecified."""
+        return read_log_json(self.folder, disk=self.env.disk).content_type
 
     def check_value(self, value: Codec | None) -> None:
         """``InvalidInput`` unless the log has recorded the codec, in any version; None is always right."""
@@ -306,7 +311,7 @@ class WalReader(WalReading, Closing):
             elif mark.active not in self._catalog.firsts[-1:]:
                 self._catalog.list_files()
             self._seen = mark.next
-            return View(Bounds(mark.start, mark.next), mark.term)
+            return View(Bounds(mark.start, mark.next, mark.sealed), mark.term)
         raise NotReady(
             f"The end of the log in {self.folder} is not known, since the machine stopped while it was open: "
             "open it for writing once, which repairs it."
@@ -333,4 +338,4 @@ class WalReader(WalReading, Closing):
         """``Unsupported``, as every change: it was opened for reading."""
         raise Unsupported(self._refusal)
 
-    evolve_value = producer = append
+    evolve_value = producer = seal = append

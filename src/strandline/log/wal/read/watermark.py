@@ -63,11 +63,13 @@ class Published:
             disk.sync_folder(folder)  # a clean end must not be lost with the file's name
         return published
 
-    def advance(self, *, upto: int, active: int, term: int) -> None:
-        """Publish that everything below ``upto`` is durable. Other processes see it after :meth:`write`."""
+    def advance(self, *, upto: int, active: int, term: int, sealed: bool = False) -> None:
+        """Publish that everything below ``upto`` is durable, and the seal there. Other processes see it after
+        :meth:`write`.
+        """
         with self._lock:
             mark = self._mark
-            self._show(Mark(mark.log_id, mark.start, upto, active, term, mark.boot))
+            self._show(replace(mark, next=upto, active=active, term=term, sealed=sealed or mark.sealed))
 
     def wrote(self, upto: int) -> None:
         """Note that everything below ``upto`` is written, and will be durable if the sync succeeds."""
@@ -83,10 +85,16 @@ class Published:
             self._show(replace(self._mark, start=start, next=max(start, self._mark.next)))
         self.write()
 
+    def seal(self) -> None:
+        """Publish that the log was sealed at its end."""
+        with self._lock:
+            self._show(replace(self._mark, sealed=True))
+        self.write()
+
     def _show(self, mark: Mark) -> None:
         """Publish within this process. That need not wait for the file: recovery finds what is durable without it."""
         self._mark = mark
-        self.view = View(Bounds(mark.start, mark.next), mark.term)
+        self.view = View(Bounds(mark.start, mark.next, mark.sealed), mark.term)
         waiters, self._waiters, self._early = self._waiters + self._early, [], []
         for waiter in waiters:
             waiter.release()
@@ -99,17 +107,19 @@ class Published:
     def wait(self, past: int, timeout: float, *, written: int | None = None) -> bool:
         """Block until the durable end is above ``past`` (True), or until the timeout (False).
 
-        With ``written``, also until more than that is written.
+        With ``written``, also until more than that is written. False at once at the end of a sealed log.
         """
         if self._is_past(past, written):
             return True
+        if self.view.bounds.sealed:
+            return False
         deadline = CLOCK.monotonic() + timeout
         while (left := deadline - CLOCK.monotonic()) > 0:
             waiter = threading.Lock()
             waiter.acquire()
             with self._lock:
-                if self._is_past(past, written):
-                    return True
+                if self._is_past(past, written) or self.view.bounds.sealed:
+                    break
                 (self._waiters if written is None else self._early).append(waiter)
             if not waiter.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
                 with self._lock:
@@ -118,7 +128,7 @@ class Published:
                             waiters.remove(waiter)
             if self._is_past(past, written):
                 return True
-        return False
+        return self._is_past(past, written)
 
     def _is_past(self, durable: int, written: int | None) -> bool:
         return self.view.bounds.next > durable or (written is not None and self._written > written)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import count, pairwise
 from typing import Final
@@ -12,7 +13,13 @@ from uuid import UUID
 
 from strandline.errors import CorruptData, NotFound
 from strandline.formats.json.value_versions import ValueVersion
-from strandline.formats.wal.folder import SlotsFile, decode_slots_file, encode_slots_file, encode_wal_identity
+from strandline.formats.wal.folder import (
+    SlotsFile,
+    WalIdentity,
+    decode_slots_file,
+    encode_slots_file,
+    encode_wal_identity,
+)
 from strandline.formats.wal.frame import FrameScanner
 from strandline.formats.wal.index import Index, new_chain
 from strandline.formats.wal.mark import Mark, encode_mark
@@ -134,7 +141,9 @@ def rebuild_index(folder: str, log_id: UUID, first: int, *, disk: Disk) -> None:
     disk.sync_folder(folder)
 
 
-def create_if_absent(folder: str, values: Callable[[], Sequence[ValueVersion]], *, env: Env) -> None:
+def create_if_absent(
+    folder: str, values: Callable[[], Sequence[ValueVersion]], *, content_type: str | None = None, env: Env
+) -> None:
     """Create an empty log in a folder that has none, with the value format ``values()``; the caller holds its lock.
 
     Leftovers of an interrupted creation are replaced. ``CorruptData`` if there is more: then this was a log.
@@ -148,23 +157,25 @@ def create_if_absent(folder: str, values: Callable[[], Sequence[ValueVersion]], 
             f"{folder}/{IDENTITY} is missing, but there are records of a log beside it: restore the file."
         )
     remove_files(folder, firsts_in(disk.scan(folder)), disk=disk)
-    begin(folder, SlotsFile(env.chance.uuid(), 0), versions, disk=disk)
+    begin(folder, SlotsFile(env.chance.uuid(), 0), versions, content_type=content_type, disk=disk)
 
 
-def begin(folder: str, kept: SlotsFile, values: Sequence[ValueVersion], *, disk: Disk) -> None:
+def begin(
+    folder: str, kept: SlotsFile, values: Sequence[ValueVersion], *, content_type: str | None = None, disk: Disk
+) -> None:
     """Durably make a log without records, which begins at an offset."""
     write_slots_file(folder, kept, disk=disk)
     # Not the time of creation: the first record may be a copy of an older one, with its time.
     lead = encode_lead(kept.log_id, kept.start, JournalPosition(kept.start, 0, kept.start, 0, 0, {}))
     disk.write_new(f"{folder}/{data_name(kept.start)}", lead)
     disk.sync_folder(folder)
-    write_identity(folder, kept.log_id, values, disk=disk)
+    write_identity(folder, WalIdentity(kept.log_id, tuple(values), content_type=content_type), disk=disk)
 
 
-def write_identity(folder: str, log_id: UUID, values: Sequence[ValueVersion], *, disk: Disk) -> None:
+def write_identity(folder: str, identity: WalIdentity, *, disk: Disk) -> None:
     """Durably replace the identity file, as a whole."""
-    identity = f"{folder}/{IDENTITY}"
-    replace_file(disk, identity, encode_wal_identity(log_id, values), temporary=f"{identity}{NEW}")
+    path = f"{folder}/{IDENTITY}"
+    replace_file(disk, path, encode_wal_identity(identity), temporary=f"{path}{NEW}")
 
 
 def copy_range(
@@ -182,14 +193,17 @@ def copy_range(
         file.sync()
 
 
-def describe_copy(folder: str, mark: Mark, values: Sequence[ValueVersion], *, disk: Disk) -> None:
+def describe_copy(folder: str, mark: Mark, identity: WalIdentity, *, disk: Disk) -> None:
     """Turn copied files of frames in a folder into a log, without slots; the identity file is written last.
+
+    The copy is sealed if the mark says that the log was when it was copied.
 
     The mark is of a clean end: a shorter log is recognised as incomplete.
     """
     disk.write_new(f"{folder}/{MARK}", [encode_mark(mark)])
     disk.write_new(f"{folder}/{SLOTS_FILE}", [encode_slots_file(SlotsFile(mark.log_id, mark.start))])
-    disk.write_new(f"{folder}/{IDENTITY}", [encode_wal_identity(mark.log_id, values)])
+    copied = replace(identity, sealed=mark.next if mark.sealed else None)
+    disk.write_new(f"{folder}/{IDENTITY}", [encode_wal_identity(copied)])
 
 
 def record_of_log(folder: str, *, disk: Disk) -> str | None:

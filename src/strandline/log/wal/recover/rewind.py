@@ -187,8 +187,12 @@ def _copy_tail(folder: str, found: Examined, cut: _RewindCut, to: int, target: s
         if row.name.endswith(TORN) and row.name.partition(".")[0] in gone:
             disk.copy(f"{folder}/{row.name}", f"{target}/{row.name}")
     place = found.place
-    mark = Mark(log_id, to, place.next, max([first, *later]), place.term, NO_BOOT, clean=True)
-    describe_copy(target, mark, read_log_json(folder, disk=disk)[1], disk=disk)
+    identity = read_log_json(folder, disk=disk)
+    mark = Mark(
+        log_id, to, place.next, max([first, *later]), place.term, NO_BOOT, clean=True,
+        sealed=identity.sealed == place.next,
+    )  # fmt: skip
+    describe_copy(target, mark, identity, disk=disk)
 
 
 def _is_same(one: str, other: str, *, disk: Disk) -> bool:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from uuid import UUID
 
 from strandline.errors import CorruptData, NotALog, NotFound, UnsupportedVersion
-from strandline.formats.json.value_versions import ValueVersion
-from strandline.formats.wal.folder import SlotsFile, decode_slots_file, decode_wal_values
+from strandline.formats.object.identity import deletion_begun
+from strandline.formats.wal.folder import SlotsFile, WalIdentity, decode_slots_file, decode_wal_identity
 from strandline.formats.wal.index import Index, decode_index, new_chain
 from strandline.log.findings import FindingKind
 from strandline.log.folders import FolderKind, check_missing
@@ -64,20 +64,29 @@ class Examined:
     """Everything below this offset is known to be durable, by mark, index or frames."""
     torn: list[Torn] = field(default_factory=list)
 
+    @property
+    def end(self) -> int:
+        """The end of the log."""
+        return max(self.kept.start, self.place.next)
+
 
 def read_identity(folder: str, *, disk: Disk) -> UUID:
     """The identity of the log in this folder, or ``NotALog``."""
-    return read_log_json(folder, disk=disk)[0]
+    return read_log_json(folder, disk=disk).log_id
 
 
-def read_log_json(folder: str, *, disk: Disk) -> tuple[UUID, tuple[ValueVersion, ...]]:
-    """The identity of the log in this folder, and the versions of its value format; or ``NotALog``."""
+def read_log_json(folder: str, *, disk: Disk, deleting: bool = False) -> WalIdentity:
+    """The identity of the log in this folder, or ``NotALog``; also that of one that is being deleted, if asked for."""
     path = f"{folder}/{IDENTITY}"
     try:
-        return decode_wal_values(disk.read(path), path)
+        data = disk.read(path)
     except NotFound as error:
         check_missing(folder, FolderKind.WAL, disk=disk)
         raise NotALog(f"There is no write-ahead log in {folder}: name another folder, or create one.") from error
+    found = decode_wal_identity(data, path)
+    if found.deleting and not deleting:
+        raise NotALog(deletion_begun(f"the log in {folder}"))
+    return found
 
 
 def read_slots_file(folder: str, log_id: UUID, *, disk: Disk) -> SlotsFile:

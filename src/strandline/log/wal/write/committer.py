@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from strandline.errors import DiskFull, ExpectationFailed, Fenced, LogFailed
+from strandline.errors import DiskFull, ExpectationFailed, Fenced, LogFailed, Sealed
 from strandline.log.wal.write.groups import (
     CommitGroup,
     FrameContent,
@@ -42,8 +42,9 @@ class GroupCommitter:
         end: Callable[[], None],
         place: JournalPosition,
         settings: WalSettings,
+        sealed: bool = False,
     ) -> None:
-        """Continue at this position.
+        """Continue at this position, where the log may have been ``sealed``.
 
         ``end`` is called by the thread when it was closed and everything is committed.
         """
@@ -55,6 +56,10 @@ class GroupCommitter:
         """The offset of the next record."""
         self.term = place.term
         """The term of the next record."""
+        self.sealed = sealed
+        """Whether no record follows those that are queued."""
+        self._sealing: CommitGroup | None = None
+        """Settled when the seal is durable, or has failed; None for a log that was sealed when it was opened."""
         self._writers = NumberedAppends(place.writers)
         self._max_pending = max(1, settings.pending_bytes)  # an empty queue always has room
         self._lock = threading.Lock()
@@ -150,8 +155,9 @@ class GroupCommitter:
         term: int | None = None,
         timestamp: int | None = None,
         is_copy: bool = False,
+        seal: bool = False,
     ) -> WalHandle:
-        """Queue a batch as one frame; a repeated number of the writer is a no-op.
+        """Queue a batch as one frame, the last one if it is to ``seal``; a repeated number of the writer is a no-op.
 
         A copy's number is not checked, only remembered: this log may have forgotten writers that the other one
         remembers.
@@ -164,27 +170,69 @@ class GroupCommitter:
         with self._lock:
             if self._refusal is not None:
                 raise self._refusal()
-            if judged is not None and (repeated := self._writers.repeated(*judged, count)) is not None:
+            if judged is not None and (repeated := self._repeated(*judged, count)) is not None:
                 return repeated
             self._check(term, expect)
             if self._group.size >= self._max_pending:
                 self._make_room()
-                self._check(term, expect)  # others may have appended meanwhile
-                if judged is not None and (repeated := self._writers.repeated(*judged, count)) is not None:
+                # Others may have appended, or sealed it, meanwhile.
+                if judged is not None and (repeated := self._repeated(*judged, count)) is not None:
                     return repeated
+                self._check(term, expect)
             group, first = self._group, self.next
-            content.first, content.term = first, self.term
+            content.first, content.term, content.seals = first, self.term, seal
             group.items.append(content)
             group.run = None
             group.size += content.size
             self.next = first + count
             if writer is not None:
                 self._writers.remember(*writer, first, count, group)
+            if seal:
+                self.sealed, self._sealing = True, group
             self._wake_thread()
         return WalHandle(group, first, count)
 
+    def _repeated(self, writer: WriterId, number: int, count: int) -> WalHandle | None:
+        """The handle of an append that was made before, also of a sealed log; None if it is the writer's next."""
+        found = self._writers.repeated(writer, number, count)
+        if found is None:
+            self._check_unsealed()
+            self._writers.check(writer, number)
+        return found
+
+    def end_intake(self) -> CommitGroup | None:
+        """Refuse all later appends; returns what is queued, if anything is. Raises why nothing can be sealed."""
+        with self._lock:
+            self.check()
+            if not self.sealed:
+                self.sealed, self._sealing = True, CommitGroup()
+            self._group.run = None
+            return self._group if self._group.items else None
+
+    def seal_is_durable(self) -> None:
+        """From here on appends are told that the log is sealed."""
+        if self._sealing is not None:
+            self._sealing.settle()
+
+    def check(self) -> None:
+        """Raise why nothing can be sealed, if a write failed. A log that is just being closed can still be sealed."""
+        if self.failed and self._refusal is not None:
+            raise self._refusal()
+
+    def _check_unsealed(self) -> None:
+        """``Sealed`` if it was sealed; called and left with the lock held, which is released meanwhile."""
+        if self.sealed:
+            if self._sealing is not None:
+                self._lock.release()  # not before it is durable: a crash must not take back what a caller was told
+                try:
+                    self._sealing.wait()
+                finally:
+                    self._lock.acquire()
+            raise Sealed.at(self.next, f"The log in {self._name}")
+
     def _check(self, term: int | None, expect: int | None) -> None:
         """Refuse an append that does not follow; sets the term for this record and later ones."""
+        self._check_unsealed()
         if expect is not None and expect != self.next:
             error = ExpectationFailed(
                 f"The append expected the log to end at {expect}, and it ends at {self.next}; nothing was appended."
@@ -338,6 +386,8 @@ class GroupCommitter:
             group, self._group = self._group, CommitGroup(self._source)
             self._room.notify_all()
         group.settle(self._refusal)
+        if self._sealing is not None and not self._sealing.done:
+            self._sealing.settle(self._refusal)
 
     def close(self, refusal: Callable[[], Exception]) -> None:
         """Refuse later appends, and commit the queue, unless that fails."""

@@ -17,7 +17,7 @@ from strandline.errors import InvalidInput
 from strandline.formats.arrow.block import Compression, Parts, encode_page, page_checksum
 from strandline.formats.wal.frame import MAX_PAYLOAD
 from strandline.log.wal.read.span import Records
-from strandline.log.writers.numbered import check_number, forget_silent
+from strandline.log.writers.numbered import check_number, forget_silent, is_repeated
 from strandline.log.writers.source import remembered
 from strandline.model.arguments import LARGEST_NUMBER, TIMEOUT
 from strandline.model.head import Receipt, WriterId, WriterState, proof_of
@@ -45,6 +45,8 @@ class FrameContent:
     """Time of the frame in milliseconds; None for the time of writing."""
     first: int = 0
     term: int = 0
+    seals: bool = False
+    """Whether the log is sealed behind it."""
 
 
 def encoded(batch: RecordSource, *, now: int) -> FrameContent:
@@ -326,15 +328,19 @@ class NumberedAppends:
         return self._last.get(writer)
 
     def repeated(self, writer: WriterId, number: int, count: int) -> WalHandle | None:
-        """The handle of an append that was made before; None if it is the writer's next. Any other is refused."""
+        """The handle of an append that was made before; None if it was not."""
         known, upto = remembered(writer, number)
         state, group = self._last.get(known, (None, _DURABLE))
-        if state is not None and upto <= state.number:
+        if state is not None and is_repeated(writer, number, state):
             # An earlier number is in the same group or in an earlier one, and durable when this one is.
             first, held = (state.first, state.count) if upto == state.number else (None, count)
             return WalHandle(group, first, held, repeated=True)
-        check_number(writer, number, state, known=self._last)
         return None
+
+    def check(self, writer: WriterId, number: int) -> None:
+        """Refuse a number that is not the writer's next, and was not appended before."""
+        known, _ = remembered(writer, number)
+        check_number(writer, number, self._last.get(known, (None, _DURABLE))[0], known=self._last)
 
     def remember(self, writer: WriterId, number: int, first: int, count: int, group: CommitGroup) -> None:
         """Note a queued append; of too many writers, those that were silent longest are forgotten."""

@@ -159,6 +159,8 @@ class WrittenGroup(NamedTuple):
     """Bytes of the file including it."""
     begun: float
     """Time at which the write began, on the monotonic clock."""
+    seals: bool
+    """Whether the log is sealed behind it."""
 
 
 class Journal:
@@ -220,7 +222,7 @@ class Journal:
             appends.append(content.writer)
             position += size
         self._file.write(parts)
-        return WrittenGroup(held, appends, position, begun)
+        return WrittenGroup(held, appends, position, begun, content.seals)
 
     def sync(self) -> None:
         """Make the written frames durable; :meth:`settle` follows."""
@@ -310,9 +312,14 @@ class CommitSteps:
         published: Published,
         *,
         durable: Callable[[int], object] | None,
+        sealing: Callable[[int], object],
         env: Env,
     ) -> None:
-        """``durable`` is called with each new durable end, before readers see it."""
+        """``durable`` is called with each new durable end, before readers see it.
+
+        ``sealing`` durably notes the offset at which the log is sealed, before the batch below it is written.
+        """
+        self._sealing = sealing
         self._journal = journal
         self._tail = tail
         self._published = published
@@ -323,6 +330,11 @@ class CommitSteps:
 
     def write(self, items: Sequence[Item]) -> WrittenGroup:
         """Write a group's frames; not durable yet."""
+        last = items[-1]
+        if isinstance(last, FrameContent) and last.seals:
+            self._journal.check_in_place()  # must not seal another log at this path
+            # First: if the batch becomes durable, the log is sealed, and if it does not, the log does not end there.
+            self._sealing(last.first + last.count)
         written = self._journal.write(items)
         self.unsynced = written.held
         # Before the sync: the woken threads run during it.
@@ -339,7 +351,7 @@ class CommitSteps:
         # First the frames, then the end: a reader that sees the end finds the frames.
         self._tail.add(held)
         place = self._journal.place
-        self._published.advance(upto=place.next, active=place.first, term=place.term)
+        self._published.advance(upto=place.next, active=place.first, term=place.term, sealed=written.seals)
         self.unsynced = []
         COMMIT_SECONDS.observe(self._clock.monotonic() - written.begun)
         BATCHES_WRITTEN.inc(len(held))

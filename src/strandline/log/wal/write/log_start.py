@@ -60,7 +60,16 @@ class LogStart:
             self._slots.check_open()
             self._journal.check_in_place()  # must not copy another log at this path
             place, start = self._journal.place, self._published.view.bounds.first
-            mark = Mark(self._slots.log_id, start, place.next, place.first, place.term, NO_BOOT, clean=True)
+            mark = Mark(
+                self._slots.log_id,
+                start,
+                place.next,
+                place.first,
+                place.term,
+                NO_BOOT,
+                clean=True,
+                sealed=self._published.view.bounds.sealed,
+            )
             files = DurableFiles(self._catalog.firsts, place.size, mark)
             self._keepers += 1
         try:
@@ -75,7 +84,7 @@ class LogStart:
             return
         with self.lock, self._committer.exclusively():
             self._slots.check_open()
-            if max(self._committer.next, self._published.view.bounds.next) > 0:
+            if self._committer.sealed or max(self._committer.next, self._published.view.bounds.next) > 0:
                 return
             try:
                 self._slots.retain(offset, beyond_slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Final, final
+from typing import Final, NoReturn, final
 from uuid import UUID
 
 import msgspec
@@ -16,6 +16,7 @@ from strandline.errors import (
     NotReady,
     Overloaded,
     TransientStorageError,
+    Unsupported,
 )
 from strandline.formats.node.ticket import ReadTicket
 from strandline.log.contract import LogReading, cursor_of
@@ -115,6 +116,7 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
         writer: WriterId | None = None,
         number: int | None = None,
         expect: int | None = None,
+        seal: bool = False,
         policy: str | CommitPolicy | None = None,
         timeout: float = 5.0,
     ) -> Commit:
@@ -125,6 +127,8 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
         append can be repeated safely. With several addresses this call repeats it, for up to ``failover_timeout``
         seconds, at whichever node leads.
         """
+        if seal:
+            self.seal()
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
         append = numbered(writer, number)
         command = write_command(AppendCommand(append, as_policy(policy), timeout, expect, table.num_rows))
@@ -145,6 +149,10 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
         if not isinstance(commit.outcome, TimedOut):
             self._nodes.show(0, commit.bookmark.next)  # reads then skip a replica that does not have it yet
         return commit
+
+    def seal(self) -> NoReturn:
+        """``Unsupported``: a replicated log cannot be sealed yet."""
+        raise Unsupported(f"The log at {self.url} is replicated and cannot be sealed yet: nothing was changed.")
 
     def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
         return shipping_by(self.append, writer, self.last_number, env=self._env)
@@ -211,6 +219,10 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
         fields, _ = self._nodes.ask_reader("bounds", end="next")
         log_id, bounds = fields.uuid("log_id"), Bounds(fields.natural("first"), fields.natural("next"))
         return log_id, self._nodes.shown(log_id, bounds)
+
+    def ended(self, at: int) -> bool:
+        """False: a replicated log cannot be sealed yet."""
+        return False
 
     @property
     def log_id(self) -> UUID:

@@ -18,7 +18,8 @@ from strandline.model.cursor import Cursor, Limit, Span
 from strandline.model.head import WriterId
 from strandline.model.json_values import fingerprint_text
 from strandline.node.flight.client.channel import Channel
-from strandline.node.flight.security import EVERYBODY, CallerRights, Role
+from strandline.node.flight.security import APPENDERS, CONSUMERS, EVERYBODY, READERS, Role
+from strandline.node.flight.server.caller_rights import CallerRights
 from strandline.node.members.rules import AddNode, Change
 from strandline.node.message_json import write_handover, write_node_slots, write_resume
 from strandline.node.messages import WAIT, Caller, Plan, PlannedSpan
@@ -135,7 +136,7 @@ def _wait(served: NodeService, rights: CallerRights, fields: Fields) -> list[byt
 
 def _plan(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("since", "records", "bytes", "batches", "upto")
-    rights.need(*EVERYBODY)
+    rights.need(*READERS)
     asked = fields.maybe_natural("batches")
     most = _MOST_SPANS if asked is None else min(asked, _MOST_SPANS)
     limit = Limit(fields.maybe_natural("records"), fields.maybe_natural("bytes"), most, fields.maybe_natural("upto"))
@@ -179,13 +180,13 @@ def _offset_at(served: NodeService, rights: CallerRights, fields: Fields) -> lis
 
 def _last_number(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("writer")
-    rights.need(Role.CLIENT, Role.ADMIN)
+    rights.need(*APPENDERS)
     return [write_fields({"number": served.node.primary.last_number(WriterId(fields.uuid("writer")))})]
 
 
 def _last_append(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("writer")
-    rights.need(Role.CLIENT, Role.ADMIN)
+    rights.need(*APPENDERS)
     last = served.node.primary.last_append(WriterId(fields.uuid("writer")))
     if last is None:
         return [write_fields({})]
@@ -200,14 +201,15 @@ def _append_at(served: NodeService, rights: CallerRights, fields: Fields) -> lis
     return [write_fields({"first": found.first, "next": found.next, "writer": writer, "number": number})]
 
 
-def _consumers(served: NodeService, rights: CallerRights) -> Slots:
-    rights.need(Role.CLIENT, Role.ADMIN)
+def _consumers(served: NodeService, rights: CallerRights, slot: str) -> Slots:
+    rights.need_slot(slot)
     return served.node.slots
 
 
 def _slots(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only()
-    return [write_fields({"slots": [slot_fields(state) for state in _consumers(served, rights).list()]})]
+    rights.need(*CONSUMERS, Role.READ)
+    return [write_fields({"slots": [slot_fields(state) for state in served.node.slots.list()]})]
 
 
 def _slot_lags(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
@@ -219,13 +221,16 @@ def _slot_lags(served: NodeService, rights: CallerRights, fields: Fields) -> lis
 def _create_slot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "position", "lifetime")
     lifetime = fields.seconds("lifetime") if "lifetime" in fields else None
-    created = _consumers(served, rights).create(fields.name("name"), fields.natural("position"), lifetime=lifetime)
+    created = _consumers(served, rights, fields.name("name")).create(
+        fields.name("name"), fields.natural("position"), lifetime=lifetime
+    )
     return [write_fields(slot_fields(created))]
 
 
 def _claim_slot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "holder", "former")
-    slots, name, holder = _consumers(served, rights), fields.name("name"), fields.text("holder", longest=256)
+    name, holder = fields.name("name"), fields.text("holder", longest=256)
+    slots = _consumers(served, rights, name)
     former = fields.maybe_natural("former")
     claimed = slots.claim(name, holder) if former is None else served.node.primary.slots.resume(name, holder, former)
     return [write_fields({"epoch": claimed.epoch})]
@@ -233,33 +238,35 @@ def _claim_slot(served: NodeService, rights: CallerRights, fields: Fields) -> li
 
 def _reset_slot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "position")
-    moved = _consumers(served, rights).reset(fields.name("name"), fields.natural("position"))
+    moved = _consumers(served, rights, fields.name("name")).reset(fields.name("name"), fields.natural("position"))
     return [write_fields(slot_fields(moved))]
 
 
 def _drop_slot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name")
-    _consumers(served, rights).drop(fields.name("name"))
+    _consumers(served, rights, fields.name("name")).drop(fields.name("name"))
     return []
 
 
 def _touch_slot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "epoch")
-    _consumers(served, rights).touch(fields.name("name"), fields.natural("epoch"))
+    _consumers(served, rights, fields.name("name")).touch(fields.name("name"), fields.natural("epoch"))
     return []
 
 
 def _advance_slot(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only("name", "holder", "epoch", "to")
     holder = fields.text("holder", longest=256)
-    rights.need(Role.CLIENT, Role.ADMIN)
+    rights.need_slot(fields.name("name"))
     served.node.primary.slots.advance(fields.name("name"), holder, fields.natural("epoch"), fields.cursor("to"))
     return []
 
 
 def _flush_slots(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
     fields.only()
-    _consumers(served, rights).flush()
+    if rights.grant is None or not rights.grant.scopes:  # whoever may consume one may make all durable
+        rights.need(*CONSUMERS)
+    served.node.slots.flush()
     return []
 
 

@@ -11,7 +11,8 @@ from typing import Final, final
 
 from strandline.errors import Fenced, InvalidInput
 from strandline.formats.node.ticket import SpanTicket
-from strandline.node.flight.security import CallerRights, Grant, Role, ServerSecurity, ticket_in
+from strandline.node.flight.security import Grant, Role, ServerSecurity, ticket_in
+from strandline.node.flight.server.caller_rights import CallerRights
 from strandline.node.flight.server.limits import ActiveCall, CallLimiter, MemoryBudget, ServerLimits
 from strandline.node.flight.server.transport import GrpcCall
 from strandline.node.flight.wire.errors import Unauthenticated

@@ -23,7 +23,7 @@ from strandline.formats.node.ticket import (
 from strandline.formats.node.wire import decode_advance, encode_answer
 from strandline.model.node import NO_HEARTBEAT
 from strandline.model.records import RECORD_SCHEMA
-from strandline.node.flight.security import EVERYBODY, Role
+from strandline.node.flight.security import APPENDERS, EVERYBODY
 from strandline.node.flight.server.actions import ACTIONS, NodeService, act, wait_of
 from strandline.node.flight.server.admission import Admission, AdmittedCall
 from strandline.node.flight.server.limits import MemoryBudget
@@ -218,7 +218,7 @@ class FlightMethods:
     def _do_put(self, admitted: AdmittedCall) -> Iterator[bytes]:
         first = read_flight_data(admitted.first())
         admitted.named()
-        admitted.rights.need(Role.CLIENT, Role.ADMIN)
+        admitted.rights.need(*APPENDERS)
         command = read_command(_command(first.descriptor), self._limits)
         with self._appended.held_by(admitted.who) as hold:
             records = collect(first, self._in_time(admitted.receive), self._limits, hold)
