@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import assert_type
 from uuid import UUID
 
@@ -42,3 +43,15 @@ def only_of_an_object_log(url: str) -> None:
     log = sl.open(url)
     if isinstance(log, sl.log.ObjectLog):
         log.set_retention("consumed")
+
+
+def nodes(folder: Path) -> None:
+    with sl.node.Primary.open(folder / "a", name="a", policy="quorum(a,b,c)", poll_seconds=0.2, timeout=5) as primary:
+        assert_type(primary, sl.node.Primary)
+    with sl.node.Replica.open(str(folder / "b"), primary.url, nodes={"a": primary.url}, listen=("::1", 0)) as replica:
+        assert_type(replica, sl.node.Replica)
+        assert_type(replica.config.automatic, bool)
+    sl.node.Primary.open("c", policy=3)  # type: ignore[arg-type]
+    sl.node.Replica.open("c", primary.url, nodes=["a"])  # type: ignore[arg-type]
+    sl.node.Replica.open("c", primary.url, pol="local")  # type: ignore[call-arg]
+    sl.node.NodeConfig(name="c")  # type: ignore[call-arg]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Final
@@ -32,15 +31,13 @@ from strandline.values.decoding import value_fields
 from strandline.values.schema.constraints import Constrained, read_constraints, tightened
 from strandline.values.schema.evolution import evolve
 from strandline.values.schema.limits import MAX_DEPTH
-from strandline.values.schema.schemas import PLAIN_TYPES, TYPE_NAMES, as_schema, is_known_zone, parsed
+from strandline.values.schema.schemas import as_schema, is_known_zone, parsed
+from strandline.values.schema.type_names import type_name, type_named
 
 _MOST_BYTES: Final = 1 << 20
 """Limit on a recorded schema: each process that opens the log reads all of its versions."""
 _CONSTRAINED: Final = "+constraints"
 """Ending of a format's name: a release that cannot enforce the constraints does not know the name, and says so."""
-_TIMESTAMP: Final = re.compile(r"timestamp\[(s|ms|us|ns)(?:, ([^\[\]\s,]{1,64}))?\]")
-_DECIMAL: Final = re.compile(r"(decimal128|decimal256)\(([0-9]{1,2}), (-?[0-9]{1,2})\)")
-_FIXED: Final = re.compile(r"binary\[([0-9]{1,7})\]")
 
 
 def as_version(codec: Codec, number: int = 1) -> ValueVersion:
@@ -302,9 +299,7 @@ def decode_schema(fields: Any) -> pa.Schema:
     return as_schema(pa.schema(found)) if found else pa.schema([])
 
 
-def _type_json(kind: pa.DataType) -> Any:  # noqa: PLR0911 - one for each kind of type
-    if kind in TYPE_NAMES:
-        return TYPE_NAMES[kind]
+def _type_json(kind: pa.DataType) -> Any:
     if pt.is_struct(kind):
         return {"struct": encode_schema(kind)}
     if pt.is_map(kind):
@@ -313,11 +308,7 @@ def _type_json(kind: pa.DataType) -> Any:  # noqa: PLR0911 - one for each kind o
         return {"list": _type_json(kind.value_type)}
     if pt.is_large_list(kind):
         return {"large_list": _type_json(kind.value_type)}
-    if pt.is_timestamp(kind):
-        return f"timestamp[{kind.unit}]" if kind.tz is None else f"timestamp[{kind.unit}, {kind.tz}]"
-    if pt.is_decimal(kind):
-        return f"decimal{kind.bit_width}({kind.precision}, {kind.scale})"
-    return f"binary[{kind.byte_width}]"
+    return type_name(kind)
 
 
 def _fields(found: Any, depth: int) -> list[pa.Field]:
@@ -347,15 +338,8 @@ def _type(found: Any, depth: int) -> pa.DataType:
             return pa.struct(_fields(inside, depth + 1))
         if name in _NESTED:
             return _NESTED[name](_type(inside, depth + 1))
-    elif isinstance(found, str):
-        if found in PLAIN_TYPES:
-            return PLAIN_TYPES[found]
-        if match := _TIMESTAMP.fullmatch(found):
-            if not is_known_zone(match[2]):
-                raise LookupError(f"the time zone {match[2]!r} is not known here")
-            return pa.timestamp(match[1], match[2])
-        if match := _DECIMAL.fullmatch(found):
-            return getattr(pa, match[1])(int(match[2]), int(match[3]))
-        if match := _FIXED.fullmatch(found):
-            return pa.binary(int(match[1]))
+    elif isinstance(found, str) and (kind := type_named(found)) is not None:
+        if pt.is_timestamp(kind) and not is_known_zone(kind.tz):
+            raise LookupError(f"the time zone {kind.tz!r} is not known here")
+        return kind
     raise LookupError(f"the type {str(found)[:80]!r} is unknown")

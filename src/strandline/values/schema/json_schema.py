@@ -14,6 +14,7 @@ import pyarrow.types as pt
 from strandline.errors import SchemaRefused
 from strandline.values.schema.constraints import Constraints, constraining, constraints_of, place
 from strandline.values.schema.limits import FieldCount
+from strandline.values.schema.type_names import type_named
 
 _MAX_REFERENCES: Final = 64
 _INTEGERS: Final = {
@@ -59,8 +60,9 @@ def json_schema_fields(schema: Mapping[str, Any]) -> list[pa.Field]:
     """The fields of a JSON Schema of an object.
 
     ``format`` chooses among types: ``date-time``, ``date`` and ``time`` for strings, ``int32`` and its kin for
-    integers, ``float`` for numbers; ``contentEncoding: base64`` is binary. An object without ``properties`` whose
-    ``additionalProperties`` have a schema is a map.
+    integers, ``float`` for numbers; ``contentEncoding: base64`` is binary. A string's ``format`` may also be a
+    type with its settings, as a log records it: ``decimal128(12, 2)``, ``timestamp[ms]``. An object without
+    ``properties`` whose ``additionalProperties`` have a schema is a map.
     """
     kind = _JsonSchemaReader(schema).part.kind
     if not isinstance(kind, pa.StructType):
@@ -201,5 +203,13 @@ def _scalar(name: str, kind: str, schema: Mapping[str, Any]) -> pa.DataType:
         case "string" if schema.get("contentEncoding") == "base64":
             return pa.binary()
         case "string":
-            return _TEXTS.get(str(form), pa.string())
+            return _TEXTS.get(str(form)) or _named(name, str(form)) or pa.string()
     raise SchemaRefused(f"The {name} is of the unknown type {kind!r:.50} in the JSON Schema.")
+
+
+def _named(name: str, form: str) -> pa.DataType | None:
+    """The type that a format names with its settings. Plain names mean something else elsewhere: OpenAPI's binary."""
+    try:
+        return type_named(form) if form.endswith((")", "]")) else None
+    except ValueError as error:
+        raise SchemaRefused(f"The {name} has the format {form:.50} in the JSON Schema: {error}.") from error

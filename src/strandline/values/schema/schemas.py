@@ -24,6 +24,7 @@ from strandline.values.schema.constraints import Constrained
 from strandline.values.schema.evolution import is_list
 from strandline.values.schema.json_schema import json_schema_fields, json_schema_reader
 from strandline.values.schema.limits import MAX_DEPTH
+from strandline.values.schema.type_names import TYPE_NAMES
 
 _SCALARS: Final[dict[Any, pa.DataType]] = {
     bool: pa.bool_(),
@@ -36,22 +37,6 @@ _SCALARS: Final[dict[Any, pa.DataType]] = {
     dt.time: pa.time64("us"),
     uuid.UUID: pa.string(),
 }
-PLAIN_TYPES: Final = {
-    "bool": pa.bool_(),
-    **{f"{sign}int{bits}": getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)},
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "string": pa.string(),
-    "large_string": pa.large_string(),
-    "binary": pa.binary(),
-    "large_binary": pa.large_binary(),
-    "date32": pa.date32(),
-    "time32[s]": pa.time32("s"),
-    "time32[ms]": pa.time32("ms"),
-    "time64[us]": pa.time64("us"),
-}
-"""Types of single values that codecs take, by the names under which a log records them."""
-TYPE_NAMES: Final = {kind: name for name, kind in PLAIN_TYPES.items()}
 _OTHER_LEAVES: Final = (pt.is_timestamp, pt.is_decimal128, pt.is_decimal256, pt.is_fixed_size_binary)
 """Those that have settings of their own, such as a time zone."""
 _SEQUENCES: Final = (list, tuple, set, frozenset, abc.Sequence, abc.Iterable, abc.Set)
