@@ -52,14 +52,23 @@ def apply_with(sink: TableSink, work: Work, *, since: Cursor, upto: Cursor, task
     )
 
 
-def apply_records(sink: TableSink, records: pa.Table, *, since: Cursor, upto: Cursor) -> None:
-    """Apply a range in this process. The caller vouches for it: a table of the newest records only is allowed."""
+def apply_records(
+    sink: TableSink, records: pa.Table, *, since: Cursor, upto: Cursor, selected: bool = False
+) -> Sequence[Written]:
+    """Apply a range in this process. The caller vouches for it: a table of the newest records only is allowed.
+
+    ``selected``: these are the records of the range that the table takes, and not all of them.
+    """
+    count = upto.next - since.next
 
     def work(parts: Sequence[TablePart]) -> Sequence[Written]:
         (part,) = parts
-        count = upto.next - since.next
+        if selected:
+            part = replace(part, shape=part.shape.without_condition())
         done = part.write(records.to_batches())
-        shared = max(0, done.records - count)
-        return [replace(done, first=since.next, next=upto.next, records=count, taken=count, shared=shared)]
+        shared = 0 if selected else max(0, done.records - count)
+        others = count - done.records if selected else done.others
+        seen = replace(done, first=since.next, next=upto.next, records=count, taken=count)
+        return [replace(seen, shared=shared, others=others)]
 
-    apply_with(sink, work, since=since, upto=upto, tasks=1)
+    return apply_with(sink, work, since=since, upto=upto, tasks=1)

@@ -15,6 +15,7 @@ from strandline.log.read.planning import cursor_after, divided
 from strandline.log.read.reading import AHEAD_BYTES, fetch_in_order
 from strandline.model.cursor import Cursor, Limit, Span
 from strandline.storage.task_pool import TaskPool
+from strandline.tables.files.layout import FEW_SHARES
 from strandline.tables.maintain.range_pin import RebuildPin
 from strandline.tables.written import Written
 
@@ -31,7 +32,12 @@ def assigned(parts: Sequence[TablePart], spans: Sequence[Span]) -> list[tuple[Ta
 
 def is_shuffled(parts: Sequence[TablePart]) -> bool:
     """Whether there are too many parts by keys for each to fetch all records: their rows are shuffled."""
-    return parts[0].takes == "keys" and len(parts) > parts[0].most_refetched
+    return parts[0].takes == "keys" and len(parts) > FEW_SHARES
+
+
+def is_exchanged(parts: Sequence[TablePart]) -> bool:
+    """Whether each of a few parts by keys would have to decode all records, since only a row tells its key."""
+    return parts[0].takes == "keys" and 1 < len(parts) <= FEW_SHARES and not parts[0].shape.has_record_keys
 
 
 class RangeTooLarge(MemoryError):
@@ -73,6 +79,9 @@ class Workers(Protocol):
     def sizes(self) -> DecodedSizes:
         """What spans take in memory, as far as it is known from the ranges before."""
 
+    def works_here(self, spans: Sequence[Span]) -> bool:
+        """Whether a range is written in this process, since that is quicker."""
+
     def tasks(self, spans: Sequence[Span]) -> int:
         """Number of workers for a range."""
 
@@ -87,6 +96,10 @@ class InProcess:
 
     def __init__(self) -> None:
         self.sizes = DecodedSizes()
+
+    def works_here(self, spans: Sequence[Span]) -> bool:
+        """Always."""
+        return True
 
     def tasks(self, spans: Sequence[Span]) -> int:
         """One: a second worker of this process would wait for the first."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from strandline.errors import CorruptData
+from strandline.tables.rows.partitions import PartitionValues
 
 Takes: TypeAlias = Literal["offsets", "keys"]
 """``offsets``: each worker is given its own records. ``keys``: it is given all, and takes those of its keys."""
@@ -21,11 +22,13 @@ class DataFile:
     size: int
     rows: int
     statistics: Mapping[str, ColumnStatistics] = field(default_factory=dict)
+    partition: PartitionValues = ()
+    """The values of its partition, in the order of the table's layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnStatistics:
-    """Lowest and highest value of a column in a file (None: unknown), and its nulls."""
+    """Lowest and highest value of a column in a file (None: all are null, or they are unknown), and its nulls."""
 
     low: Any
     high: Any
@@ -67,6 +70,8 @@ class Written:
     """Columns that the table lacks, and that self-describing values bring: an offset, and an Arrow schema."""
     decoded: int = 0
     """Bytes in memory of the records that it was given."""
+    others: int = 0
+    """How many of the records that it took are for other tables of a route."""
     shared: int = 0
     """How many records share the offset of another one, as those of a batch in a queue of version 1 do."""
 

@@ -288,8 +288,8 @@ def test_a_file_that_another_vacuum_removes_meanwhile_is_no_error(
     others: list[int] = []
     listed = vacuum._listed
 
-    def list_then_vacuum(table: Any) -> Any:
-        found = list(listed(table))
+    def list_then_vacuum(*given: Any) -> Any:
+        found = list(listed(*given))
         monkeypatch.setattr(vacuum, "_listed", listed)
         others.append(sl.tables.vacuum(place.sink()))
         return found

@@ -25,7 +25,7 @@ from strandline.errors import Conflict, Diverged, Fenced, InvalidInput, NotFound
 from strandline.log.memory import MemoryLog
 from strandline.model.records import record_batch
 from strandline.storage.env import Env
-from strandline.tables.files.part import narrowed
+from strandline.tables.files.columns import narrowed
 from strandline.tables.iceberg.sink import IcebergSink
 from strandline.tables.maintain.opening import existing
 from strandline.tables.maintain.operations import describe, optimize, rebuild, vacuum, verify
@@ -412,6 +412,8 @@ def test_a_table_is_found_by_its_address_with_what_it_records(tmp_path, log, kin
         found = existing(place.address, value=sl.values.Json(ORDER))
         assert verify(found, log).is_clean
         assert describe(found, log).cursor == log.end()
+        with pytest.raises(InvalidInput, match="opened without their codec"):
+            sl.follow(log, existing(place.address), upto="end")
 
 
 def test_addresses_that_name_no_table_and_passwords_are_refused(tmp_path):
@@ -421,6 +423,9 @@ def test_addresses_that_name_no_table_and_passwords_are_refused(tmp_path):
         assert "secret" not in str(caught.value)
     with pytest.raises(NotFound):
         existing(f"sqlite:{tmp_path}/x.db#orders")
+    for call in (verify, sl.tables.replay_letters, sl.tables.letters):
+        with pytest.raises(InvalidInput, match="sink is a MaintainedTable"):
+            call(str(tmp_path / "table"), str(tmp_path / "log"))
 
 
 @pytest.mark.matrix

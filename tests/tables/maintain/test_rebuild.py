@@ -35,7 +35,7 @@ from strandline.storage.env import Env
 from strandline.storage.task_pool import ThreadPool
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.files import DeltaFiles
-from strandline.tables.files import part as parts_module
+from strandline.tables.files import data_files
 from strandline.tables.files.letters import LetterBox
 from strandline.tables.files.part import TablePart
 from strandline.tables.iceberg.table import FollowedIceberg
@@ -214,8 +214,8 @@ def lossy(monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
 
         monkeypatch.setattr(SqliteTransaction, "_inserted", fewer)
         return
-    write = parts_module.write_file
-    monkeypatch.setattr(parts_module, "write_file", lambda files, name, rows: write(files, name, rows.slice(1)))
+    write = data_files.write_file
+    monkeypatch.setattr(data_files, "write_file", lambda at, name, rows, *more: write(at, name, rows.slice(1), *more))
 
 
 @pytest.mark.matrix
@@ -257,7 +257,7 @@ def test_a_transform_that_gives_other_rows_each_time_is_refused_unless_it_is_not
 _SQL = ("clear", "merge", "put_dead_letters", "compared", "store")
 STEPS: dict[type, Sequence[tuple[Any, str]]] = {
     Delta: [
-        (parts_module, "write_file"),
+        (data_files, "write_file"),
         (DeltaFiles, "read"),  # of the comparison
         (LetterBox, "commit"),
         (DeltaCommits, "commit"),
@@ -265,7 +265,7 @@ STEPS: dict[type, Sequence[tuple[Any, str]]] = {
         (DeltaCommits, "_settle"),
     ],
     Iceberg: [
-        (parts_module, "write_file"),
+        (data_files, "write_file"),
         (FollowedIceberg, "commit"),
         (FollowedIceberg, "_committed"),
         (FollowedIceberg, "make_durable"),

@@ -17,6 +17,7 @@ from typing import Any
 import strandline as sl
 from strandline.errors import StrandlineError
 from strandline.followers.run import Batching
+from strandline.tables.files import upkeep, upkeep_rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Orders:
     waits: bool = False
     """Whether it says that it is ready, follows once it is given a line, and says at last when it did."""
     options: dict[str, str] = field(default_factory=dict)
+    is_kept: bool = False
+    """Whether the table has a layout, and upkeep at every fourth version that keeps nothing old."""
 
     def text(self) -> str:
         return json.dumps(asdict(self))
@@ -46,8 +49,14 @@ class Orders:
 
 def sink_of(orders: Orders) -> Any:
     mode: Any = orders.mode
+    layout = None
+    if orders.is_kept:
+        for module in (upkeep, upkeep_rounds):
+            module.FEW = module.TRIM_EVERY = 4  # type: ignore[attr-defined]
+        days = "day(timestamp)" if mode == "append" else ()
+        layout = sl.tables.Layout(days, "key", upkeep=sl.tables.Upkeep(hours=0))
     if orders.format == "delta":
-        return sl.DeltaSink(orders.place, mode=mode, options=orders.options)
+        return sl.DeltaSink(orders.place, mode=mode, options=orders.options, layout=layout)
     if orders.format == "sqlite":
         return sl.SqliteSink(orders.place, table="orders", mode=mode)
     if orders.format == "postgres":
@@ -55,19 +64,21 @@ def sink_of(orders: Orders) -> Any:
     from pyiceberg.catalog.sql import SqlCatalog
 
     place = {"uri": f"sqlite:///{orders.place}/catalog.db", "warehouse": f"file://{orders.place}/warehouse"}
-    return sl.IcebergSink(SqlCatalog("c", **place), "shop.orders", mode=mode)
+    return sl.IcebergSink(SqlCatalog("c", **place), "shop.orders", mode=mode, layout=layout)
 
 
 def owner_of(name: str) -> Any:
     from strandline.followers.committer import SinkCommitter
     from strandline.tables.delta.commits import DeltaCommits
+    from strandline.tables.delta.files import DeltaFiles
     from strandline.tables.delta.table import FollowedDelta
     from strandline.tables.files.part import TablePart
+    from strandline.tables.files.sink import FileTableSink
     from strandline.tables.iceberg.table import FollowedIceberg
     from strandline.tables.sql.postgres_transaction import PostgresTransaction
     from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 
-    files = (FollowedDelta, DeltaCommits, FollowedIceberg, TablePart)
+    files = (FollowedDelta, DeltaCommits, DeltaFiles, FollowedIceberg, TablePart, FileTableSink)
     owners = (SinkCommitter, *files, PostgresTransaction, SqliteTransaction)
     return next(owner for owner in owners if owner.__name__ == name)
 

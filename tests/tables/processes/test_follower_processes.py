@@ -200,6 +200,43 @@ def test_a_follower_killed_between_any_two_steps_leaves_a_right_table(world):
     world.check(len(world.rows))
 
 
+UPKEEP = {
+    "delta": [("FileTableSink", "_join"), ("DeltaCommits", "keep_removed"), ("DeltaCommits", "raise_floor")],
+    "iceberg": [("FileTableSink", "_join"), ("FollowedIceberg", "accept"), ("FollowedIceberg", "commit_updates")],
+}
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("mode", ["append", pytest.param("latest", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=pytest.mark.slow)])
+def test_a_follower_killed_within_its_upkeep_leaves_a_right_table_with_its_layout(tmp_path, kind, mode):
+    world = World(tmp_path, kind, mode)
+    world.orders = replace(world.orders, is_kept=True, records=1)
+
+    def extend() -> None:
+        # A Delta table has a checkpoint every twenty versions, at which its history is cut off.
+        for _ in range(24 if kind == "delta" else 6):
+            world.extend(1)
+
+    for step in UPKEEP[kind]:
+        for after in (False, True):
+            extend()
+            world.killed(step, after=after)
+            world.check()
+    if kind == "delta":
+        extend()
+        world.killed(("DeltaFiles", "remove"), after=True)
+        world.check()
+    assert world.run() == f"ok {len(world.rows)}\n"
+    world.check(len(world.rows))
+    extend()
+    outcomes, _ = world.raced()
+    assert set(outcomes) <= {"ok", "Fenced", "TransientStorageError", "Contended"}, outcomes
+    assert world.run() == f"ok {len(world.rows)}\n"
+    world.check(len(world.rows))
+    assert sink_of(world.orders).size().files < 24 or mode == "latest"
+
+
 @pytest.mark.matrix
 def test_a_follower_killed_before_its_commit_leaves_nothing_of_it(tmp_path):
     world = World(tmp_path, "sqlite", "append")

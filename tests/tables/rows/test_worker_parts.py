@@ -17,7 +17,7 @@ from strandline.tables.delta.files import DeltaFiles
 from strandline.tables.delta.sink import DeltaSink
 from strandline.tables.files import layout
 from strandline.tables.files.layout import WHOLE, HashRange, file_name, range_of, shares
-from strandline.tables.work import is_shuffled
+from strandline.tables.work import is_exchanged, is_shuffled
 from strandline.tables.written import Written, check_coverage
 from strandline.testing.sinks import DELETE, LOG, changes
 from tests.matrix_cases import some
@@ -164,11 +164,13 @@ def test_a_cluster_of_many_cores_does_not_fetch_a_range_once_for_each(tmp_path, 
     assert not is_shuffled(appended.parts)
 
 
-def test_rows_whose_keys_are_found_by_decoding_are_shuffled_sooner(tmp_path):
+def test_rows_whose_keys_are_found_by_decoding_are_exchanged_by_a_few_workers(tmp_path):
     sink = DeltaSink(str(tmp_path / "table"), value=sl.values.Json(pa.schema({"id": pa.int64()})), key="id")
     parts = sink.begin(since=Cursor(LOG, 0), upto=Cursor(LOG, 20), tasks=4).parts
-    assert is_shuffled(parts)
-    assert not is_shuffled(parts[:2])
+    assert is_exchanged(parts)
+    assert not is_exchanged(parts[:1])
+    assert not is_exchanged(parts * 4)
+    assert is_shuffled(parts * 4)
 
 
 def through_a_shuffle(transaction, records) -> list[Written]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Literal
 from urllib.parse import unquote
 from uuid import UUID
@@ -24,10 +25,10 @@ from strandline.tables.delta.files import added_file, removed_file, table_folder
 from strandline.tables.delta.history import NOBODY, TABLE_KEY, commits, parse_commit
 from strandline.tables.delta.table import FollowedDelta
 from strandline.tables.delta.version import LOG_PROPERTY, DeltaVersion, deltalake_library
-from strandline.tables.files.data_files import write_file
+from strandline.tables.files.columns import in_schema
+from strandline.tables.files.data_files import write_files
 from strandline.tables.files.followed import REMEDY, OwnCommit
 from strandline.tables.files.layout import file_name, is_closed, is_data_file, range_of
-from strandline.tables.files.part import in_schema
 from strandline.tables.files.recorded import (
     CHANGE_KEY,
     COMMIT_KEY,
@@ -61,12 +62,13 @@ class DeltaCommits(FollowedDelta):
         adds = []
         if is_rewritten:
             version.refuse_append_only("its columns change so that all rows have to be written again")
-            adds = [added_file(file, self.now()) for file in self._rewritten(version, change.schema)]
+            rewritten = self._rewritten(version, change.schema)
+            adds = [added_file(file, self.now(), version.partition_columns) for file in rewritten]
 
         def change_columns(properties: Any) -> None:
             if is_rewritten:
                 version.table.create_write_transaction(
-                    adds, mode="overwrite", schema=schema, commit_properties=properties
+                    *(adds, "overwrite", schema, version.partition_columns), commit_properties=properties
                 )
             else:
                 new = {field.name for field in change.added}
@@ -81,11 +83,13 @@ class DeltaCommits(FollowedDelta):
     def _rewritten(self, version: DeltaVersion, schema: pa.Schema) -> Iterator[DataFile]:
         """All files of the table once more, with wider columns; a file keeps the range of hashes that it covers."""
         for path in self.sizes(version):
-            rows = in_schema(self.files.read(path), schema)
-            role = "closed" if is_closed(path) else "keys"
-            job = f"{CHANCE.uuid()}-{CHANCE.uuid()}"
-            name = file_name(role, range_of(path), job) if self.shape.is_keyed else f"part-{job}.parquet"
-            yield write_file(self.files, name, rows)
+            rows = in_schema(version.readable.read(path), schema)
+            yield from write_files(self.files, partial(self._new_name, path), rows, self.shape.layout)
+
+    def _new_name(self, path: str) -> str:
+        """A name for rows of a file that are written again."""
+        role, job = "closed" if is_closed(path) else "keys", f"{CHANCE.uuid()}-{CHANCE.uuid()}"
+        return file_name(role, range_of(path), job) if self.shape.is_keyed else f"part-{job}.parquet"
 
     def created(self, version: DeltaVersion) -> DeltaVersion:
         """The version, whose table is created if it is not there: a commit with the cursor at which it begins."""
@@ -105,6 +109,8 @@ class DeltaCommits(FollowedDelta):
                 self.url,
                 schema=self.shape.schema(),
                 mode="error",
+                description=self.shape.description,
+                partition_by=None if self.shape.layout is None else self.shape.layout.names,
                 configuration={**_CHECKPOINTS, LOG_PROPERTY: str(since.log_id), **properties_at(since, self.shape)},
                 storage_options=self.storage_options,
                 commit_properties=self._properties(OwnCommit("", 0, since, holder), commit_id),
@@ -135,19 +141,23 @@ class DeltaCommits(FollowedDelta):
         if version.since == upto and not added:
             return
         table, now = version.table, self.now()
-        actions = [added_file(file, now) for file in added]
+        names, changes = version.partition_columns, not version.keeps_rows
+        actions = [added_file(file, now, names, is_new=changes) for file in added]
         mode: Literal["overwrite", "append"] = "overwrite" if version.is_replaced else "append"
         if removed and not version.is_replaced:
             version.refuse_deletion_vectors()
             known_files = version.listed_files()
-            actions += [removed_file(*known_files[path], now) for path in removed]
+            values = version.partitions
+            actions += [
+                removed_file(*known_files[path], now, values.get(path, {}), is_gone=changes) for path in removed
+            ]
         told = "" if version.start is None else told_rebuild(version.start, upto)
         schema = deltalake_library().Schema.from_arrow(version.columns) if version.is_replaced else table.schema()
 
         def write(properties: Any) -> None:
-            table.create_write_transaction(actions, mode=mode, schema=schema, commit_properties=properties)
+            table.create_write_transaction(*(actions, mode, schema, names), commit_properties=properties)
 
-        newest = self._commit_next(version, upto, write, start=version.start, told=told)
+        newest = self._commit_next(version, upto, write, start=version.start, told=told, is_reset=version.is_replaced)
         if version.is_replaced:
             self._refuse_left(newest, {unquote(action.path) for action in actions})
 
@@ -159,14 +169,45 @@ class DeltaCommits(FollowedDelta):
                 {LOG_PROPERTY: str(at.log_id)}, raise_if_not_exists=False, commit_properties=properties
             )
 
-        self._commit_next(version, at, follow, start=self.start_of(version), told=told, is_start_stored=True)
+        start = self.start_of(version)
+        self._commit_next(version, at, follow, start=start, told=told, is_start_stored=True, is_reset=True)
+
+    def floor_of(self, version: DeltaVersion, log_id: UUID) -> int:
+        """The oldest version that upkeep has kept; files of earlier ones may be gone."""
+        return self.transaction_in(version, self.application(log_id).floor(version.id)) or 0
+
+    def reset_of(self, version: DeltaVersion, log_id: UUID) -> int:
+        """The last version that may name files which an earlier one had removed: of a repair, or as it was adopted."""
+        return self.transaction_in(version, self.application(log_id).reset(version.id)) or 0
+
+    def raise_floor(self, version: DeltaVersion, at: Cursor, floor: int) -> None:
+        """Commit that files of versions below the floor may be removed, so that no repair goes back to one of those."""
+
+        def write(properties: Any) -> None:
+            version.table.create_write_transaction(
+                [], mode="append", schema=version.table.schema(), commit_properties=properties
+            )
+
+        self._commit_next(version, at, write, floor=floor)
+
+    def keep_removed(self, version: DeltaVersion, at: Cursor, setting: Mapping[str, str]) -> DeltaVersion:
+        """Commit properties of the table that say how long its history names removed files."""
+
+        def write(properties: Any) -> None:
+            version.table.alter.set_table_properties(
+                dict(setting), raise_if_not_exists=False, commit_properties=properties
+            )
+
+        return self._commit_next(version, at, write)
 
     def restored(self, version: DeltaVersion, log_id: UUID, serves: Callable[[Cursor], bool]) -> bool:
         """Restore the last own version whose files are all there: the library looks only for those that it adds."""
         present = self.files.present()
         own = commits(version.number, self.read_commit, self.application(log_id))
+        floor = self.floor_of(version, log_id)
         return any(
             commit.cursor is not None
+            and commit.version >= floor
             and serves(commit.cursor)
             and self._is_restored(version, commit.version, commit.cursor, present)
             for commit in own
@@ -183,7 +224,8 @@ class DeltaCommits(FollowedDelta):
                 version.table.restore(number, commit_properties=properties)
 
             # Delta keeps transactions over a restore: that of the start has to go back, too.
-            done = self._commit_next(version, cursor, restore, start=self.start_of(old), table_id=old.id)
+            start = self.start_of(old)
+            done = self._commit_next(version, cursor, restore, start=start, table_id=old.id, is_reset=True)
         except Conflict as error:
             raise Fenced(
                 f"Another job committed to {self.url} while it was being repaired; nothing was changed. Stop that "
@@ -206,11 +248,13 @@ class DeltaCommits(FollowedDelta):
         told: str = "",
         table_id: str | None = None,
         is_start_stored: bool = False,
+        is_reset: bool = False,
+        floor: int | None = None,
     ) -> DeltaVersion:
         """Let ``write`` commit the next version with the cursor: that one or, without retries, none.
 
         Returns the table's newest version. A ``start`` is stored if it is another one than the table has now, or
-        ``is_start_stored``.
+        ``is_start_stored``. ``is_reset``: it may name files that an earlier version had removed.
         """
         known, commit_id = (
             OwnCommit(table_id or version.id, version.number + 1, upto, version.held_by),
@@ -219,7 +263,13 @@ class DeltaCommits(FollowedDelta):
         if start is not None and not is_start_stored and start == self.stored_start(version):
             start = None
         with self._answered(known.version, commit_id):
-            write(self._properties(known, commit_id, start, told))
+            application = self.application(upto.log_id)
+            marks = {application.reset(known.table_id): known.version} if is_reset else {}
+            if floor is not None:
+                marks[application.floor(known.table_id)] = floor
+            if start is not None:
+                marks[application.start(known.table_id)] = start
+            write(self._properties(known, commit_id, marks, told))
         return replace(self._settle(known), found=known)
 
     @contextlib.contextmanager
@@ -268,8 +318,12 @@ class DeltaCommits(FollowedDelta):
                 "cannot remove a file of that name. Remove the table to build it again."
             )
 
-    def _properties(self, commit: OwnCommit, commit_id: str, start: int | None = None, told: str = "") -> Any:
+    def _properties(
+        self, commit: OwnCommit, commit_id: str, marks: Mapping[str, int] | None = None, told: str = ""
+    ) -> Any:
         """The cursor, to which version of which table it belongs (unknown for a new one), and a word for the history.
+
+        ``marks`` are further transactions.
 
         No retries: the library would commit after any other commit without checking it, and a second creator
         would create the table again.
@@ -286,6 +340,5 @@ class DeltaCommits(FollowedDelta):
         if table_id:
             transactions.append(delta.Transaction(application.commit(table_id), commit.version))
             metadata[TABLE_KEY] = table_id
-            if start is not None:
-                transactions.append(delta.Transaction(application.start(table_id), start))
+            transactions += [delta.Transaction(name, number) for name, number in (marks or {}).items()]
         return delta.CommitProperties(app_transactions=transactions, custom_metadata=metadata, max_commit_retries=0)

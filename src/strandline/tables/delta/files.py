@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
+from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 from urllib.parse import quote, unquote
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -20,6 +22,7 @@ from strandline.model.addresses import split_address
 from strandline.storage.disk import DISK, Disk, FolderRow, is_linked
 from strandline.tables.files.data_files import named_reading, put_locally
 from strandline.tables.files.paths import linked
+from strandline.tables.rows.partitions import partition_text
 from strandline.tables.written import DataFile
 
 _PIECE: Final = 8 << 20
@@ -52,9 +55,11 @@ class DeltaFiles:
     url: str
     options: Mapping[str, str] = field(repr=False)
     disk: Disk = field(default=DISK, compare=False, repr=False)
+    partitions: Mapping[str, Mapping[str, pa.Scalar]] = field(default_factory=dict, compare=False, repr=False)
+    """The values of the partitions of files by other writers, by path: such a file may lack these columns."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DeltaFiles, (self.url, self.options)  # a worker has its own disk
+        return partial(DeltaFiles, self.url, self.options, partitions=self.partitions), ()  # a worker has its own disk
 
     def stored(self, rows: pa.Table) -> pa.Table:
         """The rows: Delta finds columns by name."""
@@ -77,7 +82,14 @@ class DeltaFiles:
         return name
 
     def read(self, path: str) -> pa.Table:
-        """The rows of a file."""
+        """The rows of a file, with the values of its partition."""
+        rows = self._stored(path)
+        for name, value in self.partitions.get(path, {}).items():
+            if name not in rows.column_names:
+                rows = rows.append_column(name, pa.repeat(value, rows.num_rows))
+        return rows
+
+    def _stored(self, path: str) -> pa.Table:
         self.refuse_links([path])
         folder = table_folder(self.url)
         with named_reading(path, self.url):
@@ -104,6 +116,19 @@ class DeltaFiles:
         except OSError as error:
             raise TransientStorageError(f"The files of the table {self.url} could not be listed: {error}") from error
         return [FolderRow(one.path, one.type is FileType.Directory) for one in found]
+
+    def history(self) -> list[str]:
+        """The names of the files in the folder of the table's history."""
+        from pyarrow.fs import FileSelector
+
+        folder = table_folder(self.url)
+        if folder is not None:
+            return [row.name for row in self.disk.scan(f"{folder}/_delta_log") if not row.is_folder]
+        try:
+            found = self.handler().get_file_info_selector(FileSelector("_delta_log"))
+        except OSError as error:
+            raise TransientStorageError(f"The history of the table {self.url} could not be listed: {error}") from error
+        return [one.path.rpartition("/")[2] for one in found]
 
     def present(self) -> set[str]:
         """The paths of all files."""
@@ -146,36 +171,38 @@ def _in_utc(path: str, kind: pa.DataType, old: AbstractSet[str]) -> pa.DataType:
     return pa.timestamp("us", "UTC") if path in old else kind
 
 
-def added_file(file: DataFile, now: int) -> Any:
-    """The action that adds a file; ``now`` in milliseconds."""
+def added_file(file: DataFile, now: int, partitions: Sequence[str], *, is_new: bool = True) -> Any:
+    """The action that adds a file; ``now`` in milliseconds. ``partitions``: the partition's columns."""
     from deltalake.transaction import AddAction
 
-    return AddAction(quote(file.path), file.size, {}, now, True, _statistics(file))
+    values = dict(zip(partitions, file.partition, strict=True))
+    return AddAction(quote(file.path), file.size, values, now, is_new, _statistics(file, values))
 
 
-def removed_file(path: str, size: int, now: int) -> Any:
-    """The action that removes a file, by its path in the history. Without its size the change feed cannot be read."""
+def removed_file(path: str, size: int, now: int, partition: Mapping[str, pa.Scalar], *, is_gone: bool = True) -> Any:
+    """The action that removes a file, by its path in the history. The change feed needs its size and partition."""
     from deltalake.transaction import RemoveAction
 
-    return RemoveAction(unquote(path), True, now, size, {})  # the library encodes it again
+    values = {name: partition_text(value.as_py()) for name, value in partition.items()}
+    return RemoveAction(unquote(path), is_gone, now, size, values)  # the library encodes the path again
 
 
-def _statistics(file: DataFile) -> str:
-    if not file.statistics:
-        return json.dumps({"numRecords": file.rows})
-    known = {name: one for name, one in file.statistics.items() if one.low is not None}
-    return json.dumps(
-        {
-            "numRecords": file.rows,
-            "minValues": {name: _value(one.low) for name, one in known.items()},
-            "maxValues": {name: _value(one.high) for name, one in known.items()},
-            "nullCount": {name: one.nulls for name, one in file.statistics.items()},
-        }
-    )
+def _statistics(file: DataFile, partition: Collection[str]) -> str:
+    """Bounds of all columns, or of none: ``deltalake`` skips the rows of a file that has bounds of some only."""
+    bounds = {name: one for name, one in file.statistics.items() if name not in partition}
+    known = {name: one for name, one in bounds.items() if one.nulls < file.rows}
+    found: dict[str, Any] = {"numRecords": file.rows}
+    if bounds and all(one.low is not None for one in known.values()):
+        found["minValues"] = {name: _value(one.low) for name, one in known.items()}
+        found["maxValues"] = {name: _value(one.high) for name, one in known.items()}
+        found["nullCount"] = {name: one.nulls for name, one in bounds.items()}
+    return msgspec.json.encode(found).decode()
 
 
 def _value(value: Any) -> Any:
     if isinstance(value, datetime):
         naive = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
         return f"{naive.isoformat(timespec='microseconds')}Z"
+    if isinstance(value, Decimal):
+        return msgspec.Raw(f"{value:f}".encode())  # all digits: readers get others from a float or an exponent
     return value.isoformat() if isinstance(value, date) else value

@@ -52,6 +52,14 @@ class Application:
         """The transaction whose version is the offset at which the rows begin, once a rebuild has moved it."""
         return f"{self.commit(table_id)}/start"
 
+    def floor(self, table_id: str) -> str:
+        """The transaction whose version is the oldest Delta version that upkeep has kept: no repair goes below it."""
+        return f"{self.commit(table_id)}/floor"
+
+    def reset(self, table_id: str) -> str:
+        """The transaction whose version is the last Delta version that may name files which were removed before."""
+        return f"{self.commit(table_id)}/reset"
+
 
 NOBODY: Final = Application(UUID(int=0), "")
 """For reading a commit file without looking for a follower's own transactions."""
@@ -76,6 +84,8 @@ class TableCommit:
     holder: str | None = None
     """The follower that committed, or that held the table then."""
     is_restore: bool = False
+    time: int | None = None
+    """When it was committed, in milliseconds, by the clock of its writer; None if that is unknown."""
 
 
 def parse_commit(version: int, data: bytes, application: Application) -> TableCommit:
@@ -96,6 +106,7 @@ def parse_commit(version: int, data: bytes, application: Application) -> TableCo
             commit_id=info.get(COMMIT_KEY),
             holder=info.get(HOLDER_KEY),
             is_restore=info.get("operation") == "RESTORE",
+            time=info["timestamp"] if isinstance(info.get("timestamp"), int) else None,
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, OSError) as error:
         raise CorruptData(

@@ -17,11 +17,15 @@ from strandline.storage.env import SYSTEM, Env
 from strandline.tables.delta.commits import DeltaCommits
 from strandline.tables.delta.orphans import OrphanSweeper
 from strandline.tables.delta.place import refuse_links, refuse_other_files
+from strandline.tables.delta.trimming import trim
 from strandline.tables.delta.version import check_folder
+from strandline.tables.files.joining import join_small_files
 from strandline.tables.files.sink import FileTableSink
 from strandline.tables.files.transaction import FileTransaction
+from strandline.tables.files.upkeep import TrimCounts
 from strandline.tables.rows.kinds import Mode
 from strandline.tables.rows.logged import Value, shape_of
+from strandline.tables.rows.partitions import Layout
 from strandline.tables.rows.shape import DeadLetters
 from strandline.tables.rows.tombstones import Tombstones
 from strandline.tables.rows.types import storable
@@ -51,6 +55,10 @@ class DeltaSink(FileTableSink):
     applied; with ``dead_letters``, the address of a second table, it goes there with its offset and the reason. More
     than ``max_bad_share`` of a commit's records stop it all the same.
 
+    ``layout`` says how the files are kept (:class:`~strandline.tables.rows.partitions.Layout`): it divides and orders
+    the rows for queries, and lets the follower join small files and remove old ones. Partitions are those with which
+    the table was made, or ``InvalidInput``.
+
     Two followers of one table cannot both commit: the one whose first commit is later takes the table over
     (:mod:`strandline.tables.claim`), and the other is ``Fenced`` at its next, whatever slots they use. The cursor is
     the Delta application transaction ``strandline/<log id>/<name>``; its version is the next offset.
@@ -73,6 +81,7 @@ class DeltaSink(FileTableSink):
         transform: Callable[[pa.Table], pa.Table] | None = None,
         dead_letters: Address | None = None,
         max_bad_share: Any = 1.0,
+        layout: Layout | None = None,
         name: Named = "default",
         options: Mapping[str, str] | None = None,
         env: Env = SYSTEM,
@@ -80,16 +89,21 @@ class DeltaSink(FileTableSink):
         """The table at ``url``, which is created by the first apply; ``options`` are its storage options."""
         self.url = _table_address(url)
         """The address of the table."""
-        shape = shape_of(mode, value, key, tombstones, transform, has_plain_types=True)
-        storage = dict(options or {})
+        shape = shape_of(mode, value, key, tombstones, transform, layout=layout, has_plain_types=True)
+        storage = self.options = dict(options or {})
+        """Its storage options."""
         letters_of = None
         if dead_letters is not None:
             letters = _table_address(dead_letters)
             _refuse_nested(self.url, letters)
             letters_of = partial(_letters_of, letters, name, storage, env)
         table = DeltaCommits(self.url, shape, name, storage, env)
-        super().__init__(table, shape, value, storable, letters_of, max_bad_share)
+        super().__init__(table, shape, value, storable, letters_of, max_bad_share, layout=layout)
         self._orphans = OrphanSweeper(table)
+
+    def table_id(self) -> str:
+        """Delta's own id of the table, another one after it was made anew; ``NotFound`` if there is no table."""
+        return str(self._existing().id)
 
     def begin(self, *, since: Cursor, upto: Cursor, tasks: int) -> FileTransaction | None:
         """Prove the table and plan the parts of a range; orphans of failed jobs go now and then."""
@@ -98,8 +112,13 @@ class DeltaSink(FileTableSink):
             self._orphans.remove_in_time(begun.version.number + 1)
         return begun
 
+    def _trimmed(self, version: Any, at: Cursor, seconds: float) -> TrimCounts:
+        return trim(self._followed, version, at, seconds)
+
     def optimized(self) -> int:
         """Join small files; see :func:`~strandline.tables.maintain.operations.optimize`."""
+        if self._shape.is_keyed or self._shape.layout is not None:
+            return join_small_files(self._followed, self._shape)
         version = self._existing(is_moved=True)
         self._followed.files.refuse_links(self._followed.sizes(version))  # the library reads them itself
         before, number = len(version.listed_files()), version.number

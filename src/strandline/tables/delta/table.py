@@ -21,6 +21,7 @@ from strandline.tables.delta.files import DeltaFiles, address_in_letters, table_
 from strandline.tables.delta.history import (
     NOBODY,
     Application,
+    commits,
     last_commit,
     last_restore,
     letter_logs,
@@ -32,6 +33,7 @@ from strandline.tables.files.data_files import lost_file
 from strandline.tables.files.followed import FollowedTable, OwnCommit
 from strandline.tables.files.paths import is_inside, outside
 from strandline.tables.files.recorded import START_KEY
+from strandline.tables.rows.partitions import PartitionValues
 from strandline.tables.rows.shape import BAD_SCHEMA, DeadLetters, TableShape
 
 if TYPE_CHECKING:
@@ -162,6 +164,25 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
             raise self.not_followed(log_id, version.log)
         return Cursor(log_id, offset)
 
+    def log_of(self, version: DeltaVersion) -> UUID:
+        """The log that it follows; ``InvalidInput`` if it follows none."""
+        if version.log is None:
+            raise InvalidInput(f"The table {self.url} follows no log: it was made by another program.")
+        return UUID(version.log)
+
+    def committed(self, version: DeltaVersion, log_id: UUID) -> Iterator[tuple[int, int]]:
+        """The offset of each own commit up to a version, from the newest on, as far as they are kept.
+
+        With each the number of the newest version that has its rows: files that were joined since may be all there is.
+        """
+        newest = version.number
+        for one in commits(version.number, self.read_commit, self.application(log_id)):
+            is_own = one.cursor is not None and one.table_id in (None, version.id)
+            if one.cursor is not None and is_own:
+                yield one.cursor.next, newest
+            if is_own or one.changed_rows:
+                newest = one.version - 1
+
     def proof(self, version: DeltaVersion, log_id: UUID, known: OwnCommit | None) -> OwnCommit:
         """The sink's last commit: no commit behind it has changed a row."""
         if known is not None and (known.table_id, known.version) == (version.id, version.number):
@@ -180,6 +201,10 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
         if not version.is_replaced and not isinstance(self.shape, DeadLetters):
             version.refuse_deletion_vectors()
         return {path: size for path, (_, size) in version.listed_files().items()}
+
+    def file_partitions(self, version: DeltaVersion) -> dict[str, PartitionValues]:
+        """By the table's history."""
+        return {path: tuple(one.as_py() for one in found.values()) for path, found in version.partitions.items()}
 
     def size(self, version: DeltaVersion) -> tuple[int, int, int]:
         """Rows, files and bytes, by the table's history."""
@@ -318,6 +343,20 @@ class FollowedDelta(FollowedTable[DeltaVersion]):
                 self.env.disk.sync_file(str(file))
         for folder in {file.parent for file in (*data, commit)} | {PurePath(root)}:
             self.env.disk.sync_folder(str(folder))
+
+    def make_checkpoint_durable(self, number: int) -> None:
+        """Sync the checkpoint of a version on a local disk, before commit files that it replaces are removed."""
+        root = table_folder(self.url)
+        if root is not None:
+            self.env.disk.sync_file(f"{root}/_delta_log/{number:020d}.checkpoint.parquet")
+            self.env.disk.sync_folder(f"{root}/_delta_log")
+
+    def add_checkpoint(self) -> None:
+        """Make a checkpoint of the newest version."""
+        version = self.open_again()
+        with self.named_errors():
+            if version is not None:
+                version.table.create_checkpoint()
 
     def application(self, log_id: UUID) -> Application:
         """The names of the follower's transactions."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -16,9 +17,10 @@ from strandline.model.cursor import Cursor
 from strandline.storage.clock import CHANCE
 from strandline.tables.delta.files import DeltaFiles, table_folder
 from strandline.tables.files.followed import REMEDY, TableVersion
-from strandline.tables.files.layout import job_name
+from strandline.tables.files.layout import is_data_file, job_name
 from strandline.tables.files.paths import is_inside, outside
 from strandline.tables.files.recorded import MODE_KEY, check_recorded
+from strandline.tables.rows.logged import refuse_untyped
 from strandline.tables.rows.shape import TableShape
 from strandline.values.schema.evolution import Evolution
 
@@ -72,9 +74,35 @@ class DeltaVersion(TableVersion):
         return self.store
 
     @property
+    def readable(self) -> DeltaFiles:
+        """The data files, and how those of other writers are partitioned."""
+        others = {path: found for path, found in self.partitions.items() if not is_data_file(path)}
+        return replace(self.store, partitions=others) if others else self.store
+
+    @cached_property
+    def partitions(self) -> dict[str, dict[str, pa.Scalar]]:
+        """The values of each file's partition, by its path; nothing for a table without partitions."""
+        if self.handle is None or not self.partition_columns:
+            return {}
+        adds = pa.table(self.handle.get_add_actions(flatten=True))
+        columns = [adds.column(f"partition.{name}") for name in self.partition_columns]
+        rows = zip(adds.column("path").to_pylist(), *columns, strict=True)
+        return {unquote(path): dict(zip(self.partition_columns, found, strict=True)) for path, *found in rows}
+
+    @property
+    def partition_columns(self) -> list[str]:
+        """The columns by which the table is partitioned."""
+        return [] if self.handle is None else list(self.handle.metadata().partition_columns)
+
+    @property
     def job(self) -> str:
         """A name of its own, but for a rebuild: letters of a later rebuild are told by it."""
         return super().job if self.is_replaced else job_name(self.number + 1, str(CHANCE.uuid()))
+
+    @property
+    def joining_job(self) -> str:
+        """A name without a version: only VACUUM removes such files, since earlier versions may need them."""
+        return str(CHANCE.uuid())
 
     @property
     def log(self) -> str | None:
@@ -115,7 +143,9 @@ class DeltaVersion(TableVersion):
         library = deltalake_library().Schema
         if self.needed_change(shape, is_rebuilt=is_rebuilt) is None and (
             self.table.schema() != library.from_arrow(shape.schema())
+            or self.partition_columns != ([] if shape.layout is None else shape.layout.names)
         ):
+            refuse_untyped(self.columns, shape, url)
             raise Diverged(
                 f"The columns of the table {url} were changed, so that its follower cannot write to it: change them "
                 "back, repair it ('strandline table repair'), or follow into a new table."

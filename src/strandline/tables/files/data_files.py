@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -13,11 +13,15 @@ import pyarrow.types as pt
 
 from strandline.errors import CorruptData, NotFound, TransientStorageError
 from strandline.storage.disk import Disk, make_own_folder
+from strandline.tables.rows.partitions import FileLayout, PartitionValues, divided
 from strandline.tables.written import ColumnStatistics, DataFile
 
 ROW_GROUP: Final = 131_072
 _LONGEST_TEXT: Final = 64
 """Letters of a text in statistics."""
+_LAST_LETTER: Final = "\U0010ffff"
+_SURROGATES: Final = 0xD800
+_BEHIND_SURROGATES: Final = 0xE000
 
 
 class TableFiles(Protocol):
@@ -31,6 +35,9 @@ class TableFiles(Protocol):
 
     def read(self, path: str) -> pa.Table:
         """The rows of a file."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file that no version names; absent is fine."""
 
 
 def lost_file(path: str, where: str) -> CorruptData:
@@ -66,8 +73,16 @@ def named_reading(path: str, where: str) -> Iterator[None]:
         raise TransientStorageError(f"The data file {path} of the table {where} could not be read: {error}") from error
 
 
-def write_file(files: TableFiles, name: str, rows: pa.Table) -> DataFile:
-    """Encode rows as Parquet and store them."""
+def write_files(
+    files: TableFiles, names: Callable[[], str], rows: pa.Table, layout: FileLayout | None
+) -> Iterator[DataFile]:
+    """Write a file for each partition of some rows, in the order that the layout gives them; none without rows."""
+    for partition, some in divided(layout, rows):
+        yield write_file(files, names(), some, partition)
+
+
+def write_file(files: TableFiles, name: str, rows: pa.Table, partition: PartitionValues = ()) -> DataFile:
+    """Encode rows as Parquet and store them. Also the values of their partition, so that a file alone has all rows."""
     rows = files.stored(rows)
     out = pa.BufferOutputStream()
     found: list[Any] = []
@@ -79,61 +94,75 @@ def write_file(files: TableFiles, name: str, rows: pa.Table) -> DataFile:
         compression_level=1,
         # Opaque values do not repeat: a dictionary takes twice the time and gives larger files.
         use_dictionary=[one.name for one in rows.schema if pt.is_string(one.type) or pt.is_large_string(one.type)],
-        write_statistics=[one.name for one in rows.schema if _has_statistics(one.type)],
+        write_statistics=[one.name for one in rows.schema if _has_statistics(one.type) and not _has_nan(rows, one)],
         metadata_collector=found,
     )
     data = out.getvalue()
     path = files.put(name, memoryview(data))
-    return DataFile(path, data.size, rows.num_rows, _statistics(rows, found[0]))
+    return DataFile(path, data.size, rows.num_rows, _statistics(rows, found[0]), partition)
 
 
 def _has_statistics(kind: pa.DataType) -> bool:
+    """Whether the file itself has bounds of the column."""
     is_number = pt.is_integer(kind) or pt.is_floating(kind)
     return bool(is_number or pt.is_string(kind) or pt.is_timestamp(kind) or pt.is_date32(kind))
 
 
-def _needs_statistics(kind: pa.DataType) -> bool:
-    """Whether a reader may expect bounds of the column, or of a field inside it."""
-    if pt.is_struct(kind):
-        return any(_needs_statistics(field.type) for field in kind)
-    return _has_statistics(kind) or bool(pt.is_decimal(kind))
+def _has_nan(rows: pa.Table, one: pa.Field) -> bool:
+    """Whether bounds would leave out values: Parquet's know no NaN, and DuckDB skips rows that have one by them."""
+    return bool(pt.is_floating(one.type) and pc.any(pc.is_nan(rows.column(one.name))).as_py())
 
 
 def _statistics(rows: pa.Table, metadata: Any) -> dict[str, ColumnStatistics]:
-    """Bounds of all columns that readers may expect them of; of none if one of them has no exact bounds.
-
-    ``deltalake`` compares with null where a file has bounds of some columns only, and skips its rows.
-    """
-    found: dict[str, ColumnStatistics] = {}
+    """Nulls and bounds of all columns that readers may expect bounds of; bounds that are not known are None."""
     places = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    found: dict[str, ColumnStatistics] = {}
     for one in rows.schema:
-        if not _needs_statistics(one.type):
+        if not (_has_statistics(one.type) or pt.is_boolean(one.type) or pt.is_decimal(one.type)):
             continue
         column = rows.column(one.name)
-        if column.null_count == rows.num_rows:
-            found[one.name] = ColumnStatistics(None, None, rows.num_rows)
-            continue
-        bounds = None if "." in one.name else _bounds(column, metadata, places.get(one.name))
-        if bounds is None:
-            return {}
-        found[one.name] = ColumnStatistics(*bounds, column.null_count)
+        place = places.get(one.name) if _has_statistics(one.type) and "." not in one.name else None
+        known = column.null_count < rows.num_rows
+        low, high = (_bounds(column, metadata, place) or (None, None)) if known else (None, None)
+        found[one.name] = ColumnStatistics(low, high, column.null_count)
     return found
 
 
 def _bounds(column: pa.ChunkedArray, metadata: Any, place: int | None) -> tuple[Any, Any] | None:
-    """Lowest and highest value by the file's own statistics; None if they are not exact, or unknown."""
-    if place is None or not _has_statistics(column.type):
-        return None
+    """A value that is not above any, and one that is not below any; None if there are none that each reader knows."""
     if pt.is_floating(column.type) and not pc.all(pc.is_finite(column), skip_nulls=True).as_py():
+        return None
+    try:
+        low, high = _stored_bounds(metadata, place) or pc.min_max(column).as_py().values()
+    except (OverflowError, ValueError):  # a time that Python does not have
+        return None
+    if not pt.is_string(column.type):
+        return low, high
+    above = text_above(high)
+    return None if above is None else (low[:_LONGEST_TEXT], above)
+
+
+def _stored_bounds(metadata: Any, place: int | None) -> tuple[Any, Any] | None:
+    """The bounds by the file's own statistics, which have no long texts; None if they are not complete."""
+    if place is None:
         return None
     groups = [metadata.row_group(i).column(place).statistics for i in range(metadata.num_row_groups)]
     known = [group for group in groups if group is not None and group.has_min_max]
     if len(known) != len([group for group in groups if group is None or group.num_values]):
         return None
-    try:
-        low, high = min(group.min for group in known), max(group.max for group in known)
-    except (OverflowError, ValueError):  # a time that Python does not have
+    return min(group.min for group in known), max(group.max for group in known)
+
+
+def text_above(text: str) -> str | None:
+    """The text, or for a long one a shorter text that is above all that begin alike; None if there is none.
+
+    >>> text_above("a"), text_above("a" * 63 + "bc") == "a" * 63 + "c"
+    ('a', True)
+    """
+    if len(text) <= _LONGEST_TEXT:
+        return text
+    begin = text[:_LONGEST_TEXT].rstrip(_LAST_LETTER)
+    if not begin:
         return None
-    if pt.is_string(column.type) and len(high) > _LONGEST_TEXT:
-        high = high[:_LONGEST_TEXT] + "\U0010ffff"  # not below any text that begins so
-    return (low[:_LONGEST_TEXT], high) if pt.is_string(column.type) else (low, high)
+    following = ord(begin[-1]) + 1
+    return begin[:-1] + chr(_BEHIND_SURROGATES if following == _SURROGATES else following)

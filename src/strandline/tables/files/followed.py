@@ -16,10 +16,13 @@ from strandline.model.cursor import Cursor
 from strandline.storage.env import Env
 from strandline.tables.files.data_files import TableFiles
 from strandline.tables.files.layout import job_name
-from strandline.tables.files.recorded import TRANSFORM_KEY
+from strandline.tables.files.recorded import TRANSFORM_KEY, check_recorded_files
+from strandline.tables.rows.partitions import PartitionValues
 from strandline.tables.rows.shape import TableShape, refuse_lost_transform
 from strandline.tables.written import DataFile
 
+MOST_BETWEEN: Final = 1000
+"""Commits of others beside which files are joined at most: their names say when they can be committed no more."""
 REMEDY: Final = (
     "Remove the table to build it again, or repair it ('strandline table repair'), which restores the last version "
     "that is known to be right and continues from its cursor; if you know that the table is right as it is, let its "
@@ -55,6 +58,8 @@ class TableVersion(ABC):
     """The follower's last commit, proved to be still in effect; None if it was not looked up, or there is none."""
     holder: str | None = None
     """The follower that holds the table from the next commit on; None: the one that held it before."""
+    keeps_rows: bool = False
+    """Whether the next commit only replaces files by others with the same rows."""
     start: int | None = None
     """If the next commit replaces all rows: the offset at which they begin then."""
 
@@ -79,9 +84,19 @@ class TableVersion(ABC):
         """Writes and reads data files of these columns."""
 
     @property
+    def readable(self) -> TableFiles:
+        """Likewise, and reads files of other writers, too, which may lack the columns of their partition."""
+        return self.files
+
+    @property
     def job(self) -> str:
         """The name of a job that makes the next commit: part of the names of its files."""
         return job_name(self.number + 1, self.id)
+
+    @property
+    def joining_job(self) -> str:
+        """The name of a job that joins files, and may commit them behind some other commits."""
+        return job_name(self.number + MOST_BETWEEN, self.id)
 
     @property
     def is_transformed(self) -> bool:
@@ -135,6 +150,17 @@ class FollowedTable(ABC, Generic[V]):
         return found.cursor.next < known.cursor.next
 
     @abstractmethod
+    def log_of(self, version: V) -> UUID:
+        """The log that it follows; ``InvalidInput`` if it follows none."""
+
+    @abstractmethod
+    def committed(self, version: V, log_id: UUID) -> Iterator[tuple[int, int]]:
+        """The offset of each own commit up to a version, with the number of a version that has its rows; newest first.
+
+        As far as they are kept.
+        """
+
+    @abstractmethod
     def make_durable(self, version: V, number: int, *, is_own: bool = False) -> None:
         """Sync a commit on a local disk: libraries do not. ``is_own``: its files also get the rights of ours."""
 
@@ -153,6 +179,10 @@ class FollowedTable(ABC, Generic[V]):
     @abstractmethod
     def sizes(self, version: V) -> dict[str, int]:
         """The data files of a version: path and bytes. ``InvalidInput`` if rows were deleted without a new file."""
+
+    def file_partitions(self, version: V) -> Mapping[str, PartitionValues]:
+        """The partition of each data file of a partitioned table, by its path: equal for files of one partition."""
+        return {}
 
     @abstractmethod
     def size(self, version: V) -> tuple[int, int, int]:
@@ -225,6 +255,14 @@ class FollowedTable(ABC, Generic[V]):
 
     def _proved(self, version: V, log_id: UUID, known: OwnCommit | None) -> OwnCommit:
         self.check_followed(version, log_id)
+        return self._in_effect(version, log_id, known)
+
+    def commit_in_effect(self, version: V, log_id: UUID) -> OwnCommit:
+        """The sink's last commit in a version, for a job that reads no values, so that the codec may be another."""
+        check_recorded_files(version.properties, self.shape, self.where)
+        return self._in_effect(version, log_id, self.known.get(log_id))
+
+    def _in_effect(self, version: V, log_id: UUID, known: OwnCommit | None) -> OwnCommit:
         found = self.proof(version, log_id, known)
         if known is not None and found.table_id != known.table_id:
             raise self.replaced()

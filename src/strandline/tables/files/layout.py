@@ -189,6 +189,19 @@ def _gaps(covered: list[HashRange], share: HashRange) -> Iterator[HashRange]:
         yield from _gaps(covered, half)
 
 
+def covering(paths: Iterable[str]) -> HashRange:
+    """The narrowest range with the keys of some files.
+
+    >>> covering([file_name("closed", HashRange(3, 5), "7c1d" * 17), file_name("closed", HashRange(2, 3), "8e" * 34)])
+    HashRange(depth=1, prefix=1)
+    """
+    found = [range_of(path) for path in paths]
+    widest = min(found, default=WHOLE)
+    while not all(widest.contains(one) for one in found):
+        widest = HashRange(widest.depth - 1, widest.prefix >> 1)
+    return widest
+
+
 def is_data_file(name: str) -> bool:
     """Whether a file was written by a worker, by its name."""
     return bool(_NAME.fullmatch(name) or _APPENDED.fullmatch(name))

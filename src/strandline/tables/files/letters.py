@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,10 +26,13 @@ import pyarrow.compute as pc
 from strandline.errors import StrandlineError
 from strandline.model.cursor import Cursor
 from strandline.storage.clock import CHANCE
+from strandline.tables.files.columns import in_schema
 from strandline.tables.files.data_files import TableFiles, write_file
 from strandline.tables.files.followed import FollowedTable, LettersOf, TableVersion
+from strandline.tables.files.joining import joined_files
 from strandline.tables.files.layout import is_for_later, job_in
-from strandline.tables.files.part import TablePart, in_schema
+from strandline.tables.files.part import TablePart
+from strandline.tables.files.upkeep import to_join
 from strandline.tables.rows.bad_records import letter_ids
 from strandline.tables.rows.shape import LETTER_SCHEMA
 from strandline.tables.written import DataFile, LetterId, Written
@@ -74,17 +78,19 @@ class LetterBox:
             return None  # among those of several logs an offset may be that of another: rather twice than not at all
         return known_letters(self.version, letters.sizes(self.version), address, since)
 
-    def commit(self, written: Sequence[Written], table_id: str, since: Cursor, upto: Cursor) -> None:
+    def commit(self, written: Sequence[Written], table_id: str, since: Cursor, upto: Cursor) -> int | None:
         """Store the letters of a range. ``Conflict`` if another job committed to the table first.
 
-        Also if all of them are stored already: a replay that removes them at this moment is refused then.
+        Also if all of them are stored already: a replay that removes them at this moment is refused then. Returns the
+        number of that commit; None if there was nothing to store.
         """
         files = [file for one in written for file in one.bad]
         if not files and not self.is_earlier and not any(one.bad_again for one in written):
-            return
+            return None
         letters = self.letters_of(table_id)
         end = upto if self.at is None or upto.next > self.at.next else self.at
         letters.commit(letters.created(self.version), files, (), end)
+        return self.version.number + 1
 
     def discard_outdated(
         self, parts: Sequence[TablePart], written: Sequence[Written], table_id: str, upto: Cursor
@@ -130,6 +136,32 @@ def take_out(
                 added.append(write_file(version.files, f"part-{CHANCE.uuid()}-{CHANCE.uuid()}.parquet", kept))
     if removed:
         letters.commit(version, added, removed, at)
+
+
+def join_letters(letters: FollowedTable[Any], log_id: UUID, job: str, address: str, full: set[str]) -> int:
+    """Join small files with letters of one table only, if there are enough; returns how many.
+
+    Not those of a later job than ``job``, which is committed: by the name of a file a replay, and a follower that was
+    replaced, know whether its letters count. ``Conflict`` if another job commits to the letters first.
+    """
+    version = letters.open()
+    at = None if version is None else letters.letters_upto(version, log_id)
+    if version is None or at is None:
+        return 0
+    sizes = {path: size for path, size in letters.sizes(version).items() if not is_for_later(path, job)}
+    few = to_join(sizes, "append", full)
+    others = {
+        path for path in few if not pc.all(is_of(stored_letters(version.files, path, version.columns), address)).as_py()
+    }
+    full.update(others)
+    few = [path for path in few if path not in others]
+    if len(few) <= 1:
+        return 0
+    added = joined_files(TablePart(letters.shape, version.columns, version.files, job), few)
+    if 2 * len(added) > len(few):
+        full.update((*few, *[file.path for file in added]))
+    letters.commit(replace(version, keeps_rows=True), added, few, at)
+    return len(few)
 
 
 def known_letters(version: TableVersion, paths: Iterable[str], address: str, since: int = 0) -> frozenset[LetterId]:

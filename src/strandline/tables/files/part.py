@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.errors import CorruptData, InvalidInput, SchemaRefused
+from strandline.errors import CorruptData, InvalidInput
+from strandline.model.cursor import OffsetRange
 from strandline.model.records import READ_SCHEMA, Op
 from strandline.storage.clock import CHANCE
-from strandline.tables.files.data_files import TableFiles, write_file
+from strandline.tables.files.columns import changes_schema, in_schema
+from strandline.tables.files.data_files import TableFiles, write_file, write_files
 from strandline.tables.files.layout import (
-    FEW_SHARES,
     MAX_DEPTH,
     WHOLE,
     HashRange,
@@ -25,10 +27,10 @@ from strandline.tables.files.layout import (
 from strandline.tables.rows.bad_records import first_bad, letter_ids, refused
 from strandline.tables.rows.hashing import HASH_BITS, key_hashes
 from strandline.tables.rows.kinds import ColumnNames, KeyRewind, in_offset_order, merged_rows
+from strandline.tables.rows.partitions import PartitionValues, partitions
 from strandline.tables.rows.shape import BAD_SCHEMA, LETTER_SCHEMA, ShapedRows, TableShape, TransformedElsewhere
 from strandline.tables.written import DataFile, LetterId, Takes, Written
 from strandline.values.codecs.arrow import TableArrow
-from strandline.values.schema.evolution import conform_columns, is_wider
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,8 +59,6 @@ FILE_BYTES: Final = 256 << 20
 """Likewise one of an append with more bytes in memory."""
 KEYED_BYTES: Final = 64 << 20
 """Likewise one of a keyed table: a merge holds its rows twice."""
-FEW_DECODED: Final = 2
-"""Workers that may each decode all values, because only a row tells its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +99,6 @@ class TablePart:
         """Whether its rows come from a transform that another engine runs."""
         return isinstance(self.shape.transform, TransformedElsewhere)
 
-    @property
-    def most_refetched(self) -> int:
-        """Most parts that may each fetch and decode all records: with more, a shuffle is faster."""
-        return FEW_SHARES if self.shape.has_record_keys else FEW_DECODED
-
     def reader(self) -> PartReader:
         """Reads records for all parts; before a transform they are decoded, and no more."""
         return PartReader(replace(self, share=None, old=()))
@@ -118,7 +113,11 @@ class TablePart:
     def write(self, batches: Iterable[pa.RecordBatch]) -> Written:
         """Write data files of these records, in the order of their offsets. Changes nothing that a reader sees."""
         reader = PartReader(self)
-        added, removed, _ = self._stored(reader.rows(batches))
+        return self.stored(reader, reader.rows(batches))
+
+    def stored(self, reader: PartReader, rows: Iterable[pa.Table]) -> Written:
+        """Write files of the rows of a reader; returns its report."""
+        added, removed, _ = self._stored(rows)
         return reader.report(added=tuple(added), removed=tuple(removed))
 
     def write_rows(self, tables: Iterable[pa.Table], *, number: int) -> Written:
@@ -173,6 +172,10 @@ class TablePart:
         """A name that no other attempt has."""
         return f"{self.job}-{CHANCE.uuid()}"
 
+    def new_name(self) -> str:
+        """The name of a file of any keys."""
+        return f"part-{self._unique()}.parquet"
+
     def shaped(self, records: pa.Table) -> ShapedRows:
         """The rows of the records at or above the floor; only decoded ones if they are transformed elsewhere."""
         if self.floor > 0:
@@ -199,11 +202,11 @@ class TablePart:
         return tuple((offset, head) for head, offset in heads.items())
 
     def appended(self, tables: list[pa.Table]) -> list[DataFile]:
-        """Write a file of changes that a table of all changes lacks; none without rows."""
+        """Write files of changes that a table of all changes lacks; none without rows."""
         if not sum(table.num_rows for table in tables):
             return []
         rows = in_schema(pa.concat_tables(tables), self.schema)
-        return [write_file(self.files, f"part-{self._unique()}.parquet", rows)]
+        return list(write_files(self.files, self.new_name, rows, self.shape.layout))
 
     def merged(self, tables: list[pa.Table]) -> tuple[list[DataFile], list[str]]:
         """Merge changes into only those files that hold their keys; returns new files, and the replaced ones."""
@@ -223,26 +226,53 @@ class TablePart:
         for covered, files in groups(self.old, share):
             mine = changes.filter(pa.array(covered.mask(hashes)))
             if mine.num_rows or not all(share.contains(range_of(path)) for path in files):
-                added += self._merged_into(files, covered, mine)
-                removed += files
+                new, gone = self._merged_into(files, covered, mine)
+                added += new
+                removed += gone
         return added, removed
 
-    def _merged_into(self, files: Sequence[str], covered: HashRange, changes: pa.Table) -> Iterator[DataFile]:
-        """Write the files of a range again, with its changes. No old row stays in memory while they are written."""
+    def _merged_into(
+        self, files: Sequence[str], covered: HashRange, changes: pa.Table
+    ) -> tuple[list[DataFile], list[str]]:
+        """Write the files of a range again, with its changes. No old row stays in memory while they are written.
+
+        A file of a partition to which no change belongs stays as it is.
+        """
         shape = self.shape
-        merged = merged_rows(shape.kind, self._kept(files, covered), changes, shape.names, self.schema)
-        for role, rows in merged.items():
-            yield from self._split(role, covered, rows)
+        kept, staying = self._kept(files, covered, changes)
+        merged = merged_rows(shape.kind, kept, changes, shape.names, self.schema)
+        del kept
+        if staying:
+            grown = partitions(shape.layout, merged["keys"])
+            again = [path for path, partition in staying.items() if partition in grown]
+            merged["keys"] = pa.concat_tables([merged["keys"], *[self._rows_of(path, covered) for path in again]])
+            files = [path for path in files if path not in staying or path in again]
+        return [file for role, rows in merged.items() for file in self.split(role, covered, rows)], [*files]
 
-    def _kept(self, files: Sequence[str], covered: HashRange) -> pa.Table:
-        names, kept = self.shape.names, [self.schema.empty_table()]
+    def _kept(
+        self, files: Sequence[str], covered: HashRange, changes: pa.Table
+    ) -> tuple[pa.Table, dict[str, PartitionValues]]:
+        """The old rows of a range, apart from files of one partition that have no key of the changes: their paths."""
+        names, kept, staying = self.shape.names, [self.schema.empty_table()], dict[str, PartitionValues]()
+        may_stay = self.rewind is None and self.shape.layout is not None and bool(self.shape.layout.fields)
+        changed = pc.unique(changes.column(names.key)) if may_stay else None
         for path in files:
-            rows = in_schema(self.files.read(path), self.schema)
-            kept.append(rows if covered.contains(range_of(path)) else covered.rows_of(rows, names.key))
+            rows = self._rows_of(path, covered)
+            if may_stay and covered.contains(range_of(path)):
+                found = partitions(self.shape.layout, rows)
+                if len(found) == 1 and not pc.any(pc.is_in(rows.column(names.key), value_set=changed)).as_py():
+                    staying[path] = found[0]
+                    continue
+            kept.append(rows)
         whole = pa.concat_tables(kept)
-        return whole if self.rewind is None else self.rewind.history(whole, names, self.schema)
+        return whole if self.rewind is None else self.rewind.history(whole, names, self.schema), staying
 
-    def _split(self, role: str, covered: HashRange, rows: pa.Table) -> Iterator[DataFile]:
+    def _rows_of(self, path: str, covered: HashRange) -> pa.Table:
+        rows = in_schema(self.files.read(path), self.schema)
+        return rows if covered.contains(range_of(path)) else covered.rows_of(rows, self.shape.names.key)
+
+    def split(self, role: str, covered: HashRange, rows: pa.Table) -> Iterator[DataFile]:
+        """Write rows of a range of keys: in one file, or in several with a share of the keys each."""
         if not rows.num_rows:
             return
         if (
@@ -250,11 +280,12 @@ class TablePart:
             or covered.depth >= MAX_DEPTH
             or rows.num_rows == 1
         ):
-            yield write_file(self.files, file_name(role, covered, self._unique()), rows)
+            named = partial(file_name, role, covered)
+            yield from write_files(self.files, lambda: named(self._unique()), rows, self.shape.layout)
             return
         hashes = key_hashes(rows.column(self.shape.names.key))
         for half in covered.halves():
-            yield from self._split(role, half, rows.filter(pa.array(half.mask(hashes))))
+            yield from self.split(role, half, rows.filter(pa.array(half.mask(hashes))))
 
     def with_letters(self, read: Written, letters: pa.Table) -> Written:
         """Write records without a row for the dead-letter table, if there is one; the report with them."""
@@ -267,7 +298,7 @@ class TablePart:
         files: list[DataFile] = []
         if self.dead is not None and fresh.num_rows:
             named = [*fresh.columns, pa.repeat(self.address, fresh.num_rows)]
-            files = [write_file(self.dead, f"part-{self._unique()}.parquet", pa.table(named, schema=LETTER_SCHEMA))]
+            files = [write_file(self.dead, self.new_name(), pa.table(named, schema=LETTER_SCHEMA))]
         return replace(
             read,
             bad=tuple(files),
@@ -289,21 +320,46 @@ class PartReader:
     taken: int = 0
     decoded: int = 0
     """Bytes of the records in memory."""
+    others: int = 0
+    """Records that other tables of a route take."""
     _bad: list[pa.Table] = field(default_factory=list)
     _given: int = 0
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """The rows of the part's records."""
-        part = self.part
+        part = replace(self.part, shape=self.part.shape.without_condition())
         for records in as_tables(self._counted(batches)):
-            mine = self._mine(records)
-            if not mine.num_rows:
-                continue
-            shaped = part.shaped(mine)
-            self._bad.append(shaped.bad)
-            if not part.is_transformed:
-                self._given += shaped.rows.num_rows
-            yield shaped.rows
+            given = self._mine(records)
+            mine = self.part.shape.selected(given)
+            if self._counts_all:
+                self.others += given.num_rows - mine.num_rows
+            if mine.num_rows:
+                yield self._shaped(part, mine)
+
+    def routed(self, records: pa.Table, own: pa.Table | None) -> pa.Table | None:
+        """The rows of the table's ``own`` ones among some records; None if none are. All of them count as read."""
+        for batch in records.to_batches():
+            for _ in self._counted([batch]):
+                pass
+        count = 0 if own is None else own.num_rows
+        if self._counts_all:
+            self.others += records.num_rows - count
+        if self.part.share is None or self.part.share.prefix == 0:
+            self.taken += records.num_rows - count
+        mine = None if own is None else self._mine(own)
+        return None if mine is None or not mine.num_rows else self._shaped(self.part, mine)
+
+    def _shaped(self, part: TablePart, mine: pa.Table) -> pa.Table:
+        shaped = part.shaped(mine)
+        self._bad.append(shaped.bad)
+        if not part.is_transformed:
+            self._given += shaped.rows.num_rows
+        return shaped.rows
+
+    @property
+    def _counts_all(self) -> bool:
+        """Whether no other worker counts these records of the range among other tables', or bad ones."""
+        return self.part.share is None or self.part.shape.has_record_keys or self.part.share.prefix == 0
 
     def _mine(self, records: pa.Table) -> pa.Table:
         """The records of the part; all of them if only a row tells its key."""
@@ -338,8 +394,22 @@ class PartReader:
     def report(self, **more: Any) -> Written:
         """Write the dead letters, and report what was read, and ``more``."""
         letters = pa.concat_tables(self._bad) if self._bad else BAD_SCHEMA.empty_table()
-        read = Written(self.first, self.next, self.records, self.taken, decoded=self.decoded)
+        read = Written(self.first, self.next, self.records, self.taken, decoded=self.decoded, others=self.others)
         return self.part.with_letters(replace(read, **more), letters)
+
+
+def complete_rows(
+    reader: PartReader, batches: Iterable[pa.RecordBatch], spans: Sequence[OffsetRange]
+) -> Iterator[pa.Table]:
+    """The rows of all records of the spans; ``CorruptData`` if those were not each of their offsets once."""
+    yield from reader.rows(batches)
+    found = (reader.first, reader.next, reader.records)
+    expected = (spans[0].first, spans[-1].next, spans[-1].next - spans[0].first)
+    if found != expected:
+        raise CorruptData(
+            f"A worker read {found[2]} records between offsets {found[0]} and {found[1]} where each of the offsets "
+            f"{expected[0]} to {expected[1] - 1} is expected once. Nothing was committed; start it again."
+        )
 
 
 def _refuse_ambiguous(changes: pa.Table, names: ColumnNames) -> None:
@@ -353,49 +423,3 @@ def _refuse_ambiguous(changes: pa.Table, names: ColumnNames) -> None:
         f"The transform gives several rows of one key for the record at offset {twice}, and a keyed table cannot know "
         "which comes last: give them different keys, or follow into a table of mode 'append'."
     )
-
-
-def in_schema(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows with the columns of the table: in its order, null where they have none."""
-    if rows.schema.equals(schema):
-        return rows
-    lost = [name for name in rows.column_names if name not in schema.names]
-    if lost:
-        raise SchemaRefused(
-            f"The table has no column {lost[0]!r}: name it in the schema of the codec, which adds it, or leave it out."
-        )
-    return pa.Table.from_batches([conform_columns(batch, schema) for batch in rows.to_batches()], schema)
-
-
-def narrowed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Rows of a wider schema than their table has, as far as the table can hold them: for a comparison with its rows.
-
-    A table gets new and wider columns with its next commit. ``SchemaRefused`` if a row has a value for a column that
-    the table lacks, or that is too narrow for it: the table was made with an earlier schema.
-    """
-    lost = []
-    for name in rows.column_names:
-        at, column = rows.column_names.index(name), rows.column(name)
-        kind = schema.field(name).type if name in schema.names else None
-        if kind is None and column.null_count == rows.num_rows:
-            rows = rows.remove_column(at)
-        elif kind is None:
-            lost.append(f"{name} ({column.type})")
-        elif column.type != kind and is_wider(column.type, kind):
-            try:
-                rows = rows.set_column(at, schema.field(name), column.cast(kind))
-            except pa.ArrowInvalid:
-                lost.append(f"{name} ({column.type}; the table has {kind})")
-    if lost:
-        raise SchemaRefused(
-            f"The log has values of {', '.join(lost)}, for which the table has no columns: it was made with an earlier "
-            "schema. Compare it with that one, or build its rows again with this one ('strandline table rebuild')."
-        )
-    return rows
-
-
-def changes_schema(table: pa.Schema, found: pa.Schema, names: ColumnNames) -> pa.Schema:
-    """The columns of changes with those that only the table has, and as wide as the table's."""
-    made = {*names.valid, names.deleted, names.offset, names.timestamp}
-    kept = [one for one in table if one.name not in made]
-    return pa.schema([*kept, *[found.field(name) for name in (names.offset, names.timestamp, names.op)]])

@@ -47,6 +47,18 @@ def is_below(path: str, location: str) -> bool:
     return file.startswith(f"{folder}/") and is_inside(file[len(folder) + 1 :])
 
 
+def is_same_place(address: str, other: str) -> bool:
+    """Whether two addresses are one place, in two spellings of programs: Spark encodes some letters of a path.
+
+    >>> is_same_place("file:/t/it%27s%20a", "/t/it's a"), is_same_place("s3a://b/t/", "s3://b/t")
+    (True, True)
+    >>> is_same_place("s3://b/t", "s3://b/t2")
+    False
+    """
+    ours, theirs = _comparable(address), _comparable(other)
+    return ours == theirs or unquote(ours) == theirs or ours == unquote(theirs)
+
+
 def _comparable(address: str) -> str:
     scheme, found, rest = address.rstrip("/").partition("://")
     if not found:

@@ -8,6 +8,7 @@ from typing import Final
 
 from strandline.errors import InvalidInput
 from strandline.model.cursor import Cursor
+from strandline.tables.rows.partitions import recorded_layout
 from strandline.tables.rows.shape import TableShape
 from strandline.values.schema.evolution import Evolution
 
@@ -23,8 +24,13 @@ SHAPE_KEY: Final = "strandline.shape"
 """Property of a table: what identifies its rows, and how deletes are kept."""
 START_KEY: Final = "strandline.start"
 """Property of a table: the offset at which its rows begin."""
+LAYOUT_KEY: Final = "strandline.layout"
+"""Property of a table that is partitioned or clustered: by what."""
 TRANSFORM_KEY: Final = "strandline.transform"
 """Property of a table whose rows come from a transform."""
+
+INFERRED_KEY: Final = "strandline.inferred"
+"""Property of a table for a first look: the JSON Schema of its values, which was inferred."""
 
 _LOGGER: Final = logging.getLogger(__name__)
 
@@ -34,19 +40,36 @@ def properties_at(since: Cursor, shape: TableShape) -> dict[str, str]:
     found = {MODE_KEY: shape.kind, SHAPE_KEY: shape.recorded(), START_KEY: str(since.next)}
     if shape.transform is not None:
         found[TRANSFORM_KEY] = "true"
+    if shape.layout is not None:
+        found[LAYOUT_KEY] = shape.layout.recorded()
+    if shape.inferred is not None:
+        found[INFERRED_KEY] = shape.inferred
     return found
 
 
 def check_recorded(properties: Mapping[str, str], shape: TableShape, where: str) -> None:
-    """``InvalidInput`` if the table was made with another mode or shape."""
-    mode = properties.get(MODE_KEY)
-    if mode != shape.kind:
-        raise InvalidInput(f"The table {where} was made with mode {mode!r}: open it with that.")
+    """``InvalidInput`` if the table was made with another mode, shape or partitions."""
+    check_recorded_files(properties, shape, where)
     recorded = properties.get(SHAPE_KEY, shape.recorded())
     if recorded != shape.recorded():  # rows would be doubled
         raise InvalidInput(
             f"The table {where} was made with {recorded}, and is opened with {shape.recorded()}: open it as it was "
             "made, or build a new one."
+        )
+
+
+def check_recorded_files(properties: Mapping[str, str], shape: TableShape, where: str) -> None:
+    """``InvalidInput`` for another mode or other partitions, which say how files are used; their order may change."""
+    mode = properties.get(MODE_KEY)
+    if mode != shape.kind:
+        raise InvalidInput(f"The table {where} was made with mode {mode!r}: open it with that.")
+    recorded = recorded_layout(properties.get(LAYOUT_KEY))
+    made = [] if recorded is None else list(recorded.partition_by)
+    now = [] if shape.layout is None else [str(field) for field in shape.layout.fields]
+    if made != now:
+        raise InvalidInput(
+            f"The table {where} was made with the partitions {made}, and is opened with {now}: open it as it was made, "
+            "or follow the log into a new table with the other layout."
         )
 
 

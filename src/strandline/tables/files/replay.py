@@ -13,10 +13,11 @@ import pyarrow.compute as pc
 from strandline.errors import InvalidInput
 from strandline.model.cursor import Cursor
 from strandline.storage.clock import CHANCE
+from strandline.tables.files.columns import in_schema
 from strandline.tables.files.followed import FollowedTable, LettersOf, TableVersion
 from strandline.tables.files.layout import WHOLE, is_for_later, job_name
 from strandline.tables.files.letters import IsDone, is_of, stored_letters, take_out
-from strandline.tables.files.part import TablePart, in_schema
+from strandline.tables.files.part import TablePart
 from strandline.tables.maintain.contract import no_table
 from strandline.tables.maintain.replay import LetterChanges, pairs_of
 from strandline.tables.rows.shape import LETTER_SCHEMA, TableShape
@@ -62,7 +63,7 @@ class ReplayedFiles:
     def pairs(self, offset: str, key: str | None, since: int) -> Iterator[pa.Table]:
         """Offset and key of the rows, file by file."""
         for path in self.table.sizes(self.version):
-            found = pairs_of(in_schema(self.version.files.read(path), self.version.columns), offset, key)
+            found = pairs_of(in_schema(self.version.readable.read(path), self.version.columns), offset, key)
             yield found.filter(pc.greater_equal(found.column("offset"), since))
 
     def apply(self, changes: LetterChanges | None, done: pa.Array) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,13 +23,17 @@ from strandline.storage.clock import CHANCE
 from strandline.storage.task_pool import TaskPool
 from strandline.tables.apply import apply_records
 from strandline.tables.claim import TableClaim
+from strandline.tables.files.columns import in_schema
 from strandline.tables.files.followed import FollowedTable, LettersOf, OwnCommit, TableVersion
-from strandline.tables.files.layout import is_closed, range_of, shares_of
-from strandline.tables.files.letters import LetterBox
-from strandline.tables.files.part import TablePart, in_schema
-from strandline.tables.files.recorded import MODE_KEY
+from strandline.tables.files.joining import joined_files
+from strandline.tables.files.layout import is_closed, job_name, range_of, shares_of
+from strandline.tables.files.letters import LetterBox, join_letters
+from strandline.tables.files.part import TablePart
+from strandline.tables.files.recorded import INFERRED_KEY, LAYOUT_KEY, MODE_KEY, SHAPE_KEY
 from strandline.tables.files.replay import ReplayedFiles, replayed_files
 from strandline.tables.files.transaction import FileTransaction
+from strandline.tables.files.upkeep import TrimCounts, UpkeepDone, to_join
+from strandline.tables.files.upkeep_rounds import UpkeepRounds
 from strandline.tables.maintain.comparison import RowDifferences, ShareTask, compared_shares, share_tasks
 from strandline.tables.maintain.contract import (
     MaintainedTable,
@@ -40,8 +45,10 @@ from strandline.tables.maintain.contract import (
 )
 from strandline.tables.maintain.rebuilding import written_again
 from strandline.tables.maintain.replay import LetterReplay, Replayed, repeated
+from strandline.tables.rows.conditions import recorded_condition
 from strandline.tables.rows.kinds import KINDS
 from strandline.tables.rows.logged import Value
+from strandline.tables.rows.partitions import Layout, recorded_layout
 from strandline.tables.rows.shape import TableShape
 from strandline.tables.work import Rebuild
 from strandline.tables.written import Written, check_coverage
@@ -65,6 +72,8 @@ class FileTableSink(MaintainedTable):
         kept: Kept,
         letters_of: LettersOf | None,
         max_bad_share: Any,
+        *,
+        layout: Layout | None,
     ) -> None:
         """``kept``: columns as the table stores them."""
         super().__init__(followed.where, followed.name, shape, value, max_bad_share)
@@ -77,6 +86,12 @@ class FileTableSink(MaintainedTable):
         self._kept = kept
         self._is_grown = False
         """Whether the shape has a codec that was made for the table."""
+        self._upkeep = UpkeepRounds(layout, followed.where)
+
+    @property
+    def upkeep(self) -> UpkeepDone:
+        """What the upkeep of the table has done since this object was made."""
+        return self._upkeep.done
 
     def _refresh(self) -> None:
         """Take over the codec that the log names now, and the columns of self-describing values."""
@@ -87,6 +102,10 @@ class FileTableSink(MaintainedTable):
         if self._is_grown:
             shape = shape.for_table(self._followed.columns(), self._offered, self._kept)
         self._shape = self._followed.shape = shape
+
+    def _reshape(self, shape: TableShape) -> None:
+        super()._reshape(shape)
+        self._followed.shape = shape
 
     def _take_columns(self, written: Sequence[Written]) -> None:
         """``Conflict`` if values bring columns: the range is written again, with those that the table can have."""
@@ -155,8 +174,47 @@ class FileTableSink(MaintainedTable):
             floor = max(since.next, 0 if version.at is None else version.at.next)
             parts = tuple(replace(one, grows=True) for one in self._parts(version, floor, letters, tasks))
         return FileTransaction(
-            *(self._followed, version, since, upto, parts, claim, letters, self._bad_share, self._take_columns)
+            *(self._followed, version, since, upto, parts, claim, letters, self._bad_share, self._take_columns),
+            upkeep=self._looked_after if self._upkeep.is_wanted else None,
         )
+
+    def _looked_after(self, number: int, at: Cursor, claim: TableClaim[str], table: str, stored: int | None) -> None:
+        """Do the upkeep that is due behind a commit of this follower."""
+        self._upkeep.after_commit(number, partial(self._join, at, claim), partial(self._trim, at, claim))
+        if self._letters is not None and stored is not None:
+            told = at.log_id, job_name(number, table), self._followed.address
+            self._upkeep.after_letters(stored, partial(join_letters, self._letters(table), *told))
+
+    def _held(self, at: Cursor, claim: TableClaim[str]) -> Any:
+        """The newest version if it is still at the cursor of this follower; None if another one has committed."""
+        version = self._followed.begin(at)
+        found = version.found
+        if found is None or found.cursor.next != at.next or found.holder != claim.own:
+            return None
+        return replace(version, holder=claim.own)
+
+    def _join(self, at: Cursor, claim: TableClaim[str], full: set[str]) -> int:
+        """Join small files, if there are enough; returns how many. ``Conflict`` if another job commits meanwhile."""
+        version = self._held(at, claim)
+        if version is None:
+            return 0
+        few = to_join(self._followed.sizes(version), self.mode, full, self._followed.file_partitions(version))
+        if not few:
+            return 0
+        added = joined_files(TablePart(self._shape, version.columns, version.readable, version.job), few)
+        if 2 * len(added) > len(few):
+            full.update((*few, *[file.path for file in added]))  # they would be written again and again
+        self._followed.commit(replace(version, keeps_rows=True), added, few, at)
+        return len(few)
+
+    def _trim(self, at: Cursor, claim: TableClaim[str], seconds: float) -> TrimCounts:
+        """Remove what no version needs that was current in the last seconds."""
+        version = self._held(at, claim)
+        return TrimCounts() if version is None else self._trimmed(version, at, seconds)
+
+    @abstractmethod
+    def _trimmed(self, version: Any, at: Cursor, seconds: float) -> TrimCounts:
+        """Trim the history of a table that is proved to be at a cursor, and remove files that it names no more."""
 
     def _parts(self, version: TableVersion, floor: int, letters: LetterBox | None, tasks: int) -> Iterator[TablePart]:
         part = TablePart(
@@ -175,7 +233,7 @@ class FileTableSink(MaintainedTable):
         sizes = self._followed.sizes(version)
         for share in shares_of(tasks, sum(sizes.values())):
             old = (path for path in sizes if not is_closed(path) and range_of(path).overlaps(share))
-            yield replace(part, share=share, old=tuple(old))
+            yield replace(part, files=version.readable, share=share, old=tuple(old))
 
     def _opened_letters(self, version: TableVersion, since: Cursor) -> LetterBox | None:
         return None if self._letters is None else LetterBox.opened(self._letters, since, version, self._followed)
@@ -186,6 +244,14 @@ class FileTableSink(MaintainedTable):
         if version is None:
             raise no_table(self.where)
         return version
+
+    def followed_log(self) -> UUID:
+        """The log that the table follows; ``NotFound`` if there is no table, ``InvalidInput`` if it follows none."""
+        return self._followed.log_of(self._existing())
+
+    def committed_versions(self, log_id: UUID) -> Iterator[tuple[int, int]]:
+        """The offset of each commit of its follower, with a version that has its rows; newest first, as far as kept."""
+        return self._followed.committed(self._existing(), log_id)
 
     def start(self) -> int:
         """The offset at which the table began to follow its log; ``NotFound`` if there is no table."""
@@ -201,12 +267,17 @@ class FileTableSink(MaintainedTable):
         """What the table records; None for a table of another program. ``NotFound`` if there is none."""
         version = self._existing()
         mode = next((kind for kind in KINDS if kind == version.properties.get(MODE_KEY)), None)
-        return None if mode is None else RecordedTable(mode, version.columns, is_transformed=version.is_transformed)
+        if mode is None:
+            return None
+        only = recorded_condition(version.properties.get(SHAPE_KEY, "{}"), self.where)
+        layout = recorded_layout(version.properties.get(LAYOUT_KEY))
+        inferred = version.properties.get(INFERRED_KEY)
+        return RecordedTable(mode, version.columns, version.is_transformed, only, layout=layout, inferred=inferred)
 
     def rows(self) -> pa.Table:
         """All rows of the newest version, read file by file; ``NotFound`` if there is no table."""
         version = self._existing()
-        parts = [in_schema(version.files.read(path), version.columns) for path in self._followed.sizes(version)]
+        parts = [in_schema(version.readable.read(path), version.columns) for path in self._followed.sizes(version)]
         return pa.concat_tables(parts) if parts else version.columns.empty_table()
 
     def compared(self, log: Log, pool: TaskPool) -> tuple[Cursor, RowDifferences]:
@@ -226,7 +297,7 @@ class FileTableSink(MaintainedTable):
         version = self._existing()
         self._followed.refuse_lost_transform(version)
         held, paths = range(self._followed.start_of(version), upto), self._followed.sizes(version)
-        return share_tasks(self._shape, version.columns, version.files, paths, held, most)
+        return share_tasks(self._shape, version.columns, version.readable, paths, held, most)
 
     def rebuilt(self, job: Rebuild) -> Cursor:
         """Replace all rows in one commit; see :func:`~strandline.tables.maintain.operations.rebuild`."""

@@ -30,6 +30,11 @@ class FileTransaction:
     bad_share: BadShare = field(default_factory=BadShare)
     take_columns: Callable[[Sequence[Written]], object] = tuple
     """Takes columns that values bring; ``Conflict`` if there are some."""
+    upkeep: Callable[[int, Cursor, TableClaim[str], str, int | None], object] | None = None
+    """Looks after the table behind a commit. Raises nothing.
+
+    Takes the commit's number and cursor, who made it, the table's id, and the number of the commit that stored letters.
+    """
 
     def commit(self, written: Sequence[Written]) -> None:
         """Commit what the workers wrote with the cursor, in one version of the table.
@@ -47,10 +52,11 @@ class FileTransaction:
             self.bad_share.check_written(written, self.upto.next - (self.version.at or self.since).next)
             added = [file for one in written for file in one.added]
             removed = dict.fromkeys(path for one in written for path in one.removed)
+            stored: int | None = None
             try:
                 version = self.followed.created(self.version)
                 if self.letters is not None:
-                    self.letters.commit(written, version.id, self.since, self.upto)
+                    stored = self.letters.commit(written, version.id, self.since, self.upto)
                 self.followed.commit(version, added, removed, self.upto)
             except Conflict:
                 self.followed.refuse_another_follower(self.since.log_id, self.version.at)
@@ -59,6 +65,8 @@ class FileTransaction:
             self.bad_share.found += sum(one.bad_records for one in written)
             if self.letters is not None:
                 self.letters.discard_outdated(self.parts, written, version.id, self.upto)
+        if self.upkeep is not None:
+            self.upkeep(self.version.number + 1, self.upto, self.claim, version.id, stored)
 
     def abandon(self, error: BaseException) -> None:
         """Remove the files of a table never created; after unread files ``Diverged``, or ``Conflict`` if newer."""

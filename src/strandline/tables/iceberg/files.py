@@ -13,11 +13,13 @@ from strandline.errors import MissingExtra, SchemaRefused, TransientStorageError
 from strandline.storage.disk import DISK, Disk, is_linked
 from strandline.tables.files.data_files import named_reading, put_locally
 from strandline.tables.files.paths import linked
+from strandline.tables.rows.partitions import FileLayout
 from strandline.tables.written import DataFile
 from strandline.values.schema.schemas import as_schema
 
 if TYPE_CHECKING:
     from pyiceberg.io import FileIO
+    from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.schema import Schema
 
 
@@ -88,9 +90,11 @@ def location_path(location: str) -> str | None:
 
     >>> location_path("file:///tables/a%20b"), location_path("/tables/a b"), location_path("s3://bucket/a")
     ('/tables/a%20b', '/tables/a b', None)
+    >>> location_path("file:/tables/a")  # so Hive spells it
+    '/tables/a'
     """
     if "://" not in location:
-        return location
+        return location.removeprefix("file:")
     return location.removeprefix("file://") if location.startswith("file:///") else None
 
 
@@ -133,8 +137,43 @@ class IcebergFiles:
         with named_reading(path, self.location), self.io.new_input(path).open() as stream:
             return pq.read_table(pa.BufferReader(stream.read()), use_threads=False)
 
+    def remove(self, path: str) -> None:
+        """Remove a file that no snapshot names; absent is fine."""
+        local = location_path(path)
+        if local is not None:
+            self.disk.remove(local)
+            return
+        try:
+            self.io.delete(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise TransientStorageError(f"The data file {path} stays: {error}") from error
 
-def data_file(file: DataFile, schema: Schema) -> Any:
+
+def partition_spec(layout: FileLayout | None, schema: Schema) -> PartitionSpec:
+    """The partitions of a layout."""
+    from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
+    from pyiceberg.transforms import DayTransform, HourTransform, IdentityTransform
+
+    kinds: dict[str | None, Any] = {None: IdentityTransform, "day": DayTransform, "hour": HourTransform}
+    fields = [
+        PartitionField(
+            schema.find_field(one.column).field_id, PARTITION_FIELD_ID_START + at, kinds[one.unit](), one.name
+        )
+        for at, one in enumerate(() if layout is None else layout.fields)
+    ]
+    return PartitionSpec(*fields)
+
+
+def is_partitioned_by(layout: FileLayout | None, spec: PartitionSpec, schema: Schema) -> bool:
+    """Whether a table has the partitions of a layout, and no others."""
+    wanted = () if layout is None else layout.fields
+    found = [(schema.find_column_name(one.source_id), str(one.transform)) for one in spec.fields]
+    return found == [(one.column, one.unit or "identity") for one in wanted]
+
+
+def data_file(file: DataFile, schema: Schema, spec: int) -> Any:
     """A written file as a manifest lists it, with the statistics by which readers skip it."""
     from pyiceberg.conversions import to_bytes
     from pyiceberg.manifest import DataFile as Listed
@@ -148,7 +187,7 @@ def data_file(file: DataFile, schema: Schema) -> Any:
         content=DataFileContent.DATA,
         file_path=file.path,
         file_format=FileFormat.PARQUET,
-        partition=Record(),
+        partition=Record(*file.partition),
         record_count=file.rows,
         file_size_in_bytes=file.size,
         column_sizes={},
@@ -161,5 +200,5 @@ def data_file(file: DataFile, schema: Schema) -> Any:
         split_offsets=None,
         equality_ids=None,
         sort_order_id=None,
-        spec_id=0,
+        spec_id=spec,
     )

@@ -7,7 +7,7 @@ the snapshot of the property is an ancestor of the current one, and no snapshot 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
@@ -29,6 +29,8 @@ Further properties are those of every table of files. ``START_KEY`` is part of e
 of ``COMMIT_KEY`` is the next offset, and the snapshot that brought it there (``next@snapshot``).
 """
 
+MINUTE: Final = 60_000
+"""Milliseconds between snapshots that upkeep keeps of all but the last few minutes."""
 HARMLESS: Final = frozenset({"replace"})
 """Operations that keep all rows: files were rewritten."""
 
@@ -42,15 +44,45 @@ def ancestors(metadata: TableMetadata) -> Iterator[Snapshot]:
         snapshot = None if parent is None else metadata.snapshot_by_id(parent)
 
 
-def current_since(metadata: TableMetadata, limit: int) -> set[int]:
-    """The snapshots that were current at a time (in milliseconds) or after it, also those that were rolled back."""
-    line = [(one.timestamp_ms, one.snapshot_id) for one in ancestors(metadata)][::-1]
+def lineage(metadata: TableMetadata) -> Iterator[Snapshot]:
+    """The current snapshot and its ancestors, then older ones that were current: upkeep leaves gaps among ancestors.
+
+    An older one has a lower number than all before it, so that what was rolled back and replaced is left out.
+    """
+    lowest: Snapshot | None = None
+    for lowest in ancestors(metadata):
+        yield lowest
+    for entry in reversed(metadata.snapshot_log):
+        one = metadata.snapshot_by_id(entry.snapshot_id)
+        if one is not None and lowest is not None and (one.sequence_number or 0) < (lowest.sequence_number or 0):
+            lowest = one
+            yield one
+
+
+def current_since(metadata: TableMetadata, limit: int, dense: int | None = None) -> set[int]:
+    """The snapshots that were current at a time (in milliseconds) or after it, also those that were rolled back.
+
+    Of those that were replaced before the time ``dense`` only the ones that were current at a full minute.
+    """
+    line = [(one.timestamp_ms, one.snapshot_id) for one in lineage(metadata)][::-1]
     logged = [(one.timestamp_ms, one.snapshot_id) for one in metadata.snapshot_log]
-    found = set[int]()
-    for times in (line, logged):  # a log may lack what other programs removed of it
-        found.update(number for at, number in times if at >= limit)
-        found.update([number for at, number in times if at < limit][-1:])
-    return found
+    # A log may lack what other programs removed of it.
+    return {number for times in (line, logged) for number in kept(times, limit, limit if dense is None else dense)}
+
+
+def kept(times: Sequence[tuple[int, int]], limit: int, dense: int) -> Iterator[int]:
+    """The snapshots that are kept of those which became current at these times (in milliseconds), in that order.
+
+    >>> second, minute = 1000, 60_000
+    >>> times = [(at * second, at) for at in range(0, 300, 20)]
+    >>> list(kept(times, limit=50 * second, dense=250 * second))
+    [40, 60, 120, 180, 240, 260, 280]
+    """
+    ends = [*(at for at, _ in times[1:]), None]
+    for (at, number), end in zip(times, ends, strict=True):
+        full_minute = -(-at // MINUTE) * MINUTE
+        if end is None or end > dense or (end > limit and (at <= limit or full_minute < end)):
+            yield number
 
 
 def summary_of(snapshot: Snapshot) -> Mapping[str, str]:

@@ -50,7 +50,9 @@ from strandline.tables.iceberg.files import (
     iceberg_library,
     iceberg_schema,
     in_iceberg,
+    is_partitioned_by,
     location_path,
+    partition_spec,
 )
 from strandline.tables.iceberg.history import (
     LOG_KEY,
@@ -58,9 +60,13 @@ from strandline.tables.iceberg.history import (
     ancestors,
     commit_mark,
     last_commit,
+    lineage,
     own_cursor,
     start_in,
 )
+from strandline.tables.iceberg.transactions import producer_on, transaction_on
+from strandline.tables.rows.logged import refuse_untyped
+from strandline.tables.rows.partitions import PartitionValues
 from strandline.tables.rows.shape import DeadLetters, TableShape
 from strandline.tables.written import DataFile
 
@@ -121,6 +127,10 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
     def __init__(self, catalog: Catalog, identifier: str, shape: TableShape, name: str, env: Env) -> None:
         super().__init__(identifier, identifier, shape, name, env)
         self._catalog = catalog
+        self.settings: dict[str, str] = {}
+        """Properties that each commit gives the table."""
+        self._read: tuple[tuple[str, str, int | None], dict[str, Any]] | None = None
+        """The data files of the snapshot that was read last, until the next commit."""
 
     def open(self) -> IcebergVersion | None:
         """The newest version."""
@@ -132,16 +142,24 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
                 return None
         # In memory only: the library would repeat a refused commit on a table that nobody has looked at.
         table.metadata.properties[_RETRIES] = "0"
-        return IcebergVersion.of(table.transaction(), self.env.disk)
+        return IcebergVersion.of(transaction_on(table), self.env.disk)
 
     def new(self, since: Cursor) -> IcebergVersion:
         """A transaction that creates the table."""
         with self.named_errors():
             self._catalog.create_namespace_if_not_exists(self.where.rpartition(".")[0])
+            columns = iceberg_schema(self.shape.schema())
+            told = {} if self.shape.description is None else {"comment": self.shape.description}
             created = self._catalog.create_table_transaction(
                 self.where,
-                schema=iceberg_schema(self.shape.schema()),
-                properties={LOG_KEY: str(since.log_id), NAME_KEY: self.name, **properties_at(since, self.shape)},
+                schema=columns,
+                partition_spec=partition_spec(self.shape.layout, columns),
+                properties={
+                    LOG_KEY: str(since.log_id),
+                    NAME_KEY: self.name,
+                    **properties_at(since, self.shape),
+                    **told,
+                },
             )
         return IcebergVersion.of(created, self.env.disk, is_new=True)
 
@@ -149,12 +167,15 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
         """``Diverged`` for a table of another log, or of none; ``InvalidInput`` for one of another kind."""
         self.refuse_another_log(version, log_id)
         check_recorded(version.properties, self.shape, self.where)
-        if not version.table.spec().is_unpartitioned() or version.metadata.format_version > _NEWEST_FORMAT:
+        spec, columns = version.metadata.spec(), version.metadata.schema()
+        is_laid_out = is_partitioned_by(self.shape.layout, spec, columns)
+        if not is_laid_out or version.metadata.format_version > _NEWEST_FORMAT:
             raise Diverged(
-                f"The table {self.where} was partitioned, or its format changed, so that its follower cannot "
+                f"The partitions of the table {self.where} were changed, or its format was, and its follower cannot "
                 "write to it: follow into a new table."
             )
         if not self.shape.is_typed and not version.columns.equals(in_iceberg(self.shape.schema())):
+            refuse_untyped(version.columns, self.shape, self.where)
             raise Diverged(
                 f"The columns of the table {self.where} were changed, so that its follower cannot write to it: "
                 "change them back, or follow into a new table."
@@ -209,6 +230,13 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
         except ValueError as error:
             raise InvalidInput(f"The table {self.where} follows no log: name another.") from error
 
+    def committed(self, version: IcebergVersion, log_id: UUID) -> Iterator[tuple[int, int]]:
+        """The offset and the id of each own snapshot up to a version, from the newest on, as far as they are kept."""
+        for one in lineage(version.metadata):
+            cursor = own_cursor(one, log_id, self.name)
+            if cursor is not None:
+                yield cursor.next, one.snapshot_id
+
     def start_of(self, version: IcebergVersion) -> int:
         """The offset at which the rows begin: that of the newest snapshot that has it."""
         return start_in(version.metadata)
@@ -216,6 +244,13 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
     def sizes(self, version: IcebergVersion) -> dict[str, int]:
         """The data files; ``InvalidInput`` if rows are deleted by delete files."""
         return {path: file.file_size_in_bytes for path, file in self.data_files(version).items()}
+
+    def file_partitions(self, version: IcebergVersion) -> dict[str, PartitionValues]:
+        """By the manifests."""
+        count = len(version.metadata.spec().fields)
+        return {
+            path: tuple(file.partition[at] for at in range(count)) for path, file in self.data_files(version).items()
+        }
 
     def size(self, version: IcebergVersion) -> tuple[int, int, int]:
         """Rows, files and bytes, by the manifests."""
@@ -246,10 +281,15 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
         return {version.properties.get(LOG_KEY, "")}
 
     def data_files(self, version: IcebergVersion) -> dict[str, Any]:
-        """The data files of the table, by path."""
+        """The data files of the table, by path. Nothing changes what it returns."""
+        snapshot = version.metadata.current_snapshot()
+        place = version.id, version.files.location, None if snapshot is None else snapshot.snapshot_id
+        read = self._read
+        if read is not None and read[0] == place:
+            return read[1]
         found: dict[str, Any] = {}
         with self.named_errors():
-            for file in listed_files(version.table, version.metadata.current_snapshot()):
+            for file in listed_files(version.table, snapshot):
                 if file.content.value != 0:
                     raise InvalidInput(
                         f"Another writer deleted rows of the table {self.where} with delete files, and a "
@@ -259,6 +299,7 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
                 if not is_below(file.file_path, version.files.location):
                     raise outside(file.file_path, self.where)
                 found[file.file_path] = file
+        self._read = place, found
         return found
 
     def damage(self, version: IcebergVersion) -> CorruptData | None:
@@ -299,18 +340,19 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
             told = ["" if start is None else told_rebuild(start, upto), version.told]
             if any(told):
                 summary[CHANGE_KEY] = "; ".join(filter(None, told))
-            producer = _producer(transaction, version.files.io, summary, is_replacing=bool(removed))
+            producer = producer_on(transaction, version.files.io, summary, is_replacing=bool(removed))
             with producer:
                 for file in added:
-                    producer.append_data_file(data_file(file, metadata.schema()))
+                    producer.append_data_file(data_file(file, metadata.schema(), metadata.default_spec_id))
                 for path in removed:
                     producer.delete_data_file(listed[path])
             first = {} if start is None else {START_KEY: str(start)}  # for when this snapshot has expired
             mark = commit_mark(upto, producer.snapshot_id)
-            transaction.set_properties({LOG_KEY: str(upto.log_id), COMMIT_KEY: mark, **first})
+            transaction.set_properties({LOG_KEY: str(upto.log_id), COMMIT_KEY: mark, **first, **self.settings})
         done = self._committed(transaction, producer)
         self.make_durable(done, producer.snapshot_id, is_own=True)
         self.known[upto.log_id] = OwnCommit(done.id, producer.snapshot_id, upto, version.held_by)
+        self._read = None
 
     def _committed(self, transaction: Transaction, producer: Any) -> IcebergVersion:
         """Commit, and return the new version. A commit whose answer was lost is recognised by the snapshot's number."""
@@ -320,7 +362,7 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
         producer._clean_all_uncommitted = lambda: None  # noqa: SLF001
         try:
             with self.named_errors():
-                return IcebergVersion.of(transaction.commit_transaction().transaction(), self.env.disk)
+                return IcebergVersion.of(transaction_on(transaction.commit_transaction()), self.env.disk)
         except (Conflict, TransientStorageError) as error:
             with contextlib.suppress(StrandlineError):
                 version = self.open()
@@ -337,7 +379,7 @@ class FollowedIceberg(FollowedTable[IcebergVersion]):
     def restored(self, version: IcebergVersion, log_id: UUID, serves: Callable[[Cursor], bool]) -> bool:
         """Go back to the newest own snapshot, of the current one and its ancestors, whose files all exist."""
         table = version.table
-        for one in ancestors(table.metadata):
+        for one in lineage(table.metadata):
             cursor = own_cursor(one, log_id, self.name)
             if cursor is not None and serves(cursor) and self.damage_of(table, one) is None:
                 self._reset(table, one.snapshot_id, cursor)
@@ -401,24 +443,3 @@ def table_updates() -> Any:
     from pyiceberg.table import update
 
     return update
-
-
-def _producer(transaction: Transaction, io: Any, summary: dict[str, str], *, is_replacing: bool) -> Any:
-    from pyiceberg.manifest import ManifestFile
-    from pyiceberg.table.snapshots import Operation
-    from pyiceberg.table.update.snapshot import _OverwriteFiles
-
-    if not is_replacing:
-        return transaction.update_snapshot(snapshot_properties=summary).merge_append()
-
-    class Replacing(_OverwriteFiles):
-        """Drops manifests that list deleted files only: the library keeps them for ever."""
-
-        def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
-            return [
-                one
-                for one in manifests
-                if one.added_snapshot_id == self.snapshot_id or one.has_added_files() or one.has_existing_files()
-            ]
-
-    return Replacing(Operation.OVERWRITE, transaction, io, snapshot_properties=summary)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,9 +22,10 @@ from strandline.storage.disk import is_linked
 from strandline.tables.files.layout import job_name, version_in
 from strandline.tables.iceberg.files import location_path
 from strandline.tables.iceberg.history import ancestors, current_since
-from strandline.tables.iceberg.table import FollowedIceberg, IcebergVersion, listed_files, table_updates
+from strandline.tables.iceberg.table import FollowedIceberg, IcebergVersion, table_updates
 
 if TYPE_CHECKING:
+    from pyiceberg.manifest import ManifestFile
     from pyiceberg.table import Table
 
 _NUMBERED_FORMAT: Final = 2
@@ -31,11 +33,13 @@ _NUMBERED_FORMAT: Final = 2
 _LOGGER: Final = logging.getLogger(__name__)
 
 
-def expire(followed: FollowedIceberg, version: IcebergVersion, before: datetime) -> None:
+def expire(followed: FollowedIceberg, version: IcebergVersion, before: datetime, dense: datetime | None = None) -> int:
     """Expire older snapshots, but none back to the follower's last commit, and none that was current since.
 
-    Those may have readers who began before they were replaced. ``Conflict`` if a branch or a tag was moved since
-    ``version`` was opened: catalogs drop a branch whose snapshot expires, and the current snapshot is that of one.
+    Returns how many. Those may have readers who began before they were replaced. Of snapshots that were replaced before
+    ``dense`` only one a minute stays: each commit reads and writes the list of all. ``Conflict`` if a branch or a tag
+    was moved since ``version`` was opened: catalogs drop a branch whose snapshot expires, and the current snapshot is
+    that of one.
     """
     proof, table = followed.last_commit(version, followed.log_of(version)).version, version.table
     needed = set()
@@ -43,20 +47,65 @@ def expire(followed: FollowedIceberg, version: IcebergVersion, before: datetime)
         needed.add(snapshot.snapshot_id)
         if snapshot.snapshot_id == proof:
             break
-    limit = int(before.timestamp() * 1000)
-    needed |= current_since(table.metadata, limit) | {ref.snapshot_id for ref in table.metadata.refs.values()}
+    limit, thin = (int((time or before).timestamp() * 1000) for time in (before, dense))
+    needed |= current_since(table.metadata, limit, thin) | {ref.snapshot_id for ref in table.metadata.refs.values()}
     old = [
-        one.snapshot_id
-        for one in table.metadata.snapshots
-        if one.timestamp_ms < limit and one.snapshot_id not in needed
+        one.snapshot_id for one in table.metadata.snapshots if one.timestamp_ms < thin and one.snapshot_id not in needed
     ]
     if old:
         refs = {name: ref.snapshot_id for name, ref in table.metadata.refs.items()}
         followed.commit_updates(table, refs, table_updates().RemoveSnapshotsUpdate(snapshot_ids=old))
+    return len(old)
 
 
-def remove_orphans(table: Table, before: datetime) -> int:
-    """Remove unnamed data files that were written before a time; returns how many. ``table`` was loaded just now."""
+class NamedFiles:
+    """The files that the snapshots of a table name. What a round has read, the next one knows: they never change."""
+
+    def __init__(self) -> None:
+        self._lists: dict[str, frozenset[str]] = {}
+        """The manifests of each list, by their addresses."""
+        self._manifests: dict[str, frozenset[str]] = {}
+        """The names of the data files of each manifest."""
+
+    def read(self, table: Table) -> None:
+        """Read what the snapshots of a table name now, of all branches and tags; forget all others."""
+        found: dict[str, ManifestFile] = {}
+        lists: dict[str, frozenset[str]] = {}
+        for snapshot in table.snapshots():
+            known = self._lists.get(snapshot.manifest_list)
+            if known is None:
+                manifests = {one.manifest_path: one for one in snapshot.manifests(table.io)}
+                found |= manifests
+                known = frozenset(manifests)
+            lists[snapshot.manifest_list] = known
+        known_names = self._manifests
+        self._manifests = {
+            path: known_names[path] if path in known_names else _file_names(found[path], table)
+            for path in frozenset().union(*lists.values())
+        }
+        self._lists = lists  # not before: the manifests of each known list are known
+
+    @property
+    def data(self) -> set[str]:
+        """The names of data files, which are unique."""
+        return set().union(*self._manifests.values())
+
+    @property
+    def metadata(self) -> set[str]:
+        """The addresses of manifests and their lists."""
+        return {*self._lists, *self._manifests}
+
+
+def _file_names(manifest: ManifestFile, table: Table) -> frozenset[str]:
+    entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+    return frozenset(one.data_file.file_path.rpartition("/")[2] for one in entries)
+
+
+def remove_orphans(table: Table, before: datetime, named: AbstractSet[str]) -> int:
+    """Remove data files that are not ``named`` and were written before a time; returns how many.
+
+    ``named`` are those of the snapshots of ``table``, which was loaded just now.
+    """
     metadata: Any = table.metadata
     if metadata.format_version < _NUMBERED_FORMAT:
         return 0
@@ -66,28 +115,51 @@ def remove_orphans(table: Table, before: datetime) -> int:
             f"The folder of data files at {table.metadata.location} is a symbolic link, which may lead anywhere: "
             "nothing was removed. Replace it by a folder."
         )
-    # Of all branches and tags. The names are unique.
-    named = {file.file_path.rpartition("/")[2] for file in listed_files(table, *table.snapshots())}
     reached = metadata.last_sequence_number
     gone = 0
-    for found in _listed(table):
+    for found in _listed(table, "data"):
         number = version_in(found.base_name)
         is_old = found.mtime is not None and found.mtime < before
         if not is_old or number is None or number > reached or found.base_name in named:
             continue
         if job_name(number, str(metadata.table_uuid)) in found.base_name:
             with contextlib.suppress(FileNotFoundError):  # another vacuum was faster
-                table.io.delete(f"{_folder(table)}/{found.base_name}")
+                table.io.delete(f"{_folder(table, 'data')}/{found.base_name}")
                 gone += 1
     return gone
 
 
-def _folder(table: Table) -> str:
-    return f"{table.metadata.location.rstrip('/')}/data"
+def old_metadata(table: Table, before: datetime) -> list[str]:
+    """Manifests, their lists and metadata files that were written before a time."""
+    found = (one for one in _listed(table, "metadata") if one.mtime is not None and one.mtime < before)
+    return [one.base_name for one in found if one.base_name.endswith((".avro", ".metadata.json"))]
 
 
-def _listed(table: Table) -> Iterator[Any]:
-    """The files in the folder of the follower's data files."""
+def remove_metadata(table: Table, names: Sequence[str], named: AbstractSet[str]) -> int:
+    """Remove those of some manifests, lists and metadata files that the table names no more; returns how many.
+
+    ``named`` are those of its snapshots. ``table`` was loaded just now, and its follower has committed to it after they
+    were listed: so the commit of a job that had written one of them is refused, whatever the clocks say, as its branch
+    has moved. With branches besides the main one nothing is removed.
+    """
+    metadata = table.metadata
+    if any(ref.snapshot_ref_type == "branch" for name, ref in metadata.refs.items() if name != "main"):
+        return 0
+    needed = {table.metadata_location, *named, *[one.metadata_file for one in metadata.metadata_log]}
+    needed |= {one.statistics_path for one in (*metadata.statistics, *metadata.partition_statistics)}
+    gone = {*names} - {path.rpartition("/")[2] for path in needed if path}
+    for name in gone:
+        with contextlib.suppress(FileNotFoundError):
+            table.io.delete(f"{_folder(table, 'metadata')}/{name}")
+    return len(gone)
+
+
+def _folder(table: Table, name: str) -> str:
+    return f"{table.metadata.location.rstrip('/')}/{name}"
+
+
+def _listed(table: Table, name: str) -> Iterator[Any]:
+    """The files in the folder of the follower's data files, or of the table's metadata."""
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
     if not isinstance(table.io, PyArrowFileIO):
@@ -97,7 +169,7 @@ def _listed(table: Table) -> Iterator[Any]:
             *(".".join(table.name()), type(table.io).__name__),
         )
         return
-    scheme, netloc, path = table.io.parse_location(_folder(table), table.io.properties)
+    scheme, netloc, path = table.io.parse_location(_folder(table, name), table.io.properties)
     store = table.io.fs_by_scheme(scheme, netloc)
     listed = store.get_file_info(fs.FileSelector(path, allow_not_found=True))
     yield from (one for one in listed if one.type == fs.FileType.File)

@@ -15,9 +15,10 @@ from strandline.log.contract import LogReading
 from strandline.log.read.span_tasks import records_between, run_located, spans_between
 from strandline.model.cursor import Span
 from strandline.storage.task_pool import TaskPool
+from strandline.tables.files.columns import changes_schema, in_schema, narrowed
 from strandline.tables.files.data_files import TableFiles
 from strandline.tables.files.layout import FEW_SHARES, WHOLE, HashRange, range_of, shares
-from strandline.tables.files.part import as_tables, changes_schema, in_schema, narrowed
+from strandline.tables.files.part import as_tables
 from strandline.tables.rows.hashing import key_hashes
 from strandline.tables.rows.kinds import in_offset_order, merged_rows, taken_rows
 from strandline.tables.rows.shape import ShapedRows, TableShape
@@ -158,7 +159,8 @@ def expected_rows(
         size += waiting[-1].nbytes
         if size >= max(_MERGED, rows.nbytes):  # a merge of more rows takes longer
             rows, waiting, size = _merged(shape, schema, rows, waiting), [], 0
-    return _merged(shape, schema, rows, waiting)
+    rows = _merged(shape, schema, rows, waiting)
+    return rows if shape.layout is None else shape.layout.completed(rows)
 
 
 def _merged(shape: TableShape, schema: pa.Schema, rows: pa.Table, changes: list[pa.Table]) -> pa.Table:

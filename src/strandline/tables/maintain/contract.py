@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 from uuid import UUID
 
 import pyarrow as pa
 
-from strandline.errors import Conflict, NotFound
+from strandline.errors import Conflict, InvalidInput, NotFound
 from strandline.log.contract import Log
+from strandline.model.arguments import Prose, checked
 from strandline.model.cursor import Cursor
 from strandline.model.sink import Sink
 from strandline.storage.task_pool import TaskPool
 from strandline.tables.maintain.comparison import RowDifferences
 from strandline.tables.maintain.replay import LetterReplay, Replayed
 from strandline.tables.rows.bad_records import BadShare
+from strandline.tables.rows.conditions import RowCondition, Taken
 from strandline.tables.rows.kinds import RAW, TYPED, Kind, Mode
 from strandline.tables.rows.logged import LoggedShape, Value, is_raw
+from strandline.tables.rows.partitions import Layout
 from strandline.tables.rows.shape import TableShape
 from strandline.tables.work import Rebuild
 
@@ -52,8 +55,14 @@ class RecordedTable:
     columns: pa.Schema
     is_transformed: bool = False
     """Whether its rows come from a transform."""
+    only: RowCondition | None = None
+    """Which records of the log it takes; None: all of them."""
     has_letters: bool = False
     """Whether its database has a table of its dead letters; tables of files do not record where theirs are."""
+    layout: Layout | None = None
+    """How its files are laid out for queries, apart from their keys."""
+    inferred: str | None = None
+    """The JSON Schema of its values, if that was inferred when the table was made."""
 
     @property
     def opened_as(self) -> Mode:
@@ -93,6 +102,41 @@ class MaintainedTable(Sink, ABC):
         with self._lock:
             self._refresh()
 
+    @property
+    def takes(self) -> Taken | None:
+        """Which records of the log the table takes; None: all of them."""
+        return self._shape.only
+
+    @checked
+    def taking(self, only: Taken) -> Self:
+        """The sink, whose table takes only some records of a log: ``sink.taking(sl.tables.where(field=…, equals=…))``.
+
+        The table records the condition, and is not continued with another one. Whatever reads the log for the table,
+        such as a rebuild or a verification, selects its records by it.
+        """
+        if self._shape.only is not None:
+            raise InvalidInput(f"The sink of {self.where} takes records already of which {self._shape.only}.")
+        return self._with(only=only)
+
+    @checked
+    def with_inferred(self, schema: Prose) -> Self:
+        """The sink, whose table records when it is created that the JSON Schema of its values was inferred.
+
+        The schema is in :attr:`RecordedTable.inferred` then, and its ``description`` is that of the table, where tables
+        have one. A table that is there stays as it is.
+        """
+        return self._with(inferred=schema)
+
+    def _with(self, **changes: Any) -> Self:
+        """Change fields of the shape, before the table is followed."""
+        self._logged.reshaped(**changes)
+        self._reshape(replace(self._shape, **changes))
+        return self
+
+    def _reshape(self, shape: TableShape) -> None:
+        """Take another shape, before the table is followed."""
+        self._shape = shape
+
     @abstractmethod
     def _refresh(self) -> None:
         """Take over the codec that the log names now."""
@@ -100,6 +144,15 @@ class MaintainedTable(Sink, ABC):
     @abstractmethod
     def cursor(self, log_id: UUID) -> Cursor | None:
         """How far the table has applied that log; None if there is no table."""
+
+    def followed_log(self) -> UUID:
+        """The log that the table follows; ``NotFound`` if there is no table, ``InvalidInput`` if it follows none."""
+        raise InvalidInput(f"The database keeps no earlier versions of the table {self.where}: no cut has them.")
+
+    @checked
+    def committed_versions(self, log_id: UUID) -> Iterator[tuple[int, int]]:
+        """The offset of each commit of its follower, with a version that has its rows; newest first, as far as kept."""
+        return iter(())
 
     @abstractmethod
     def start(self) -> int:

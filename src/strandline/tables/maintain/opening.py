@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from strandline.errors import InvalidInput
+from strandline.errors import InvalidInput, NotFound, Unsupported
+from strandline.log.read.value_format import named_codec
 from strandline.model.addresses import Address, as_address, refuse_credentials
 from strandline.model.arguments import Named, checked
 from strandline.tables.delta.files import table_folder
 from strandline.tables.maintain.contract import MaintainedTable, RecordedTable
+from strandline.tables.rows.kinds import Mode
 from strandline.tables.rows.logged import Value
 from strandline.tables.rows.tombstones import Tombstones
+from strandline.values.codecs.structs import Json
 
 _ICEBERG: Final = "iceberg://"
 _SQLITE: Final = "sqlite:"
@@ -51,6 +55,42 @@ def sink_at(address: Address, options: Mapping[str, str] | None, **shape: Any) -
     return DeltaSink(url, options=options, **shape)
 
 
+def value_of(log: Any) -> Value | None:
+    """The codec of a table's values if none is given: the log's, if that names one; None for bytes."""
+    with contextlib.suppress(Unsupported):
+        return None if log is None or named_codec(log) is None else "log"
+    return None
+
+
+def recorded_at(address: Address, options: Mapping[str, str] | None = None) -> RecordedTable | None:
+    """What the table at an address records; None if there is none, or one of another program."""
+    try:
+        return sink_at(address, options).recorded()
+    except NotFound:
+        return None
+
+
+def followed(
+    address: Address,
+    recorded: RecordedTable | None,
+    *,
+    mode: Mode | None = None,
+    letters: Address | bool | None = None,
+    inferred: str | None = None,
+    options: Mapping[str, str] | None = None,
+    **shape: Any,
+) -> MaintainedTable:
+    """The sink of a table that a follower makes, or goes on with: then it stays as it is :func:`recorded_at`.
+
+    A new one keeps the latest row of each key, unless ``mode`` says otherwise.
+    """
+    shape["mode"] = mode or ("latest" if recorded is None else recorded.opened_as)
+    if letters is not None:
+        shape["dead_letters"] = letters
+    sink = sink_at(address, options, **shape)
+    return sink if inferred is None else sink.with_inferred(inferred)
+
+
 @checked
 def existing(
     url: Address,
@@ -65,6 +105,7 @@ def existing(
 ) -> MaintainedTable:
     """The sink of a table that follows a log; what it keeps is recorded in the table.
 
+    Without ``value`` a table whose columns were inferred has the recorded codec, and any other the record's columns.
     The address of a Delta table, ``iceberg://CATALOG/namespace.table``, ``sqlite:FILE#TABLE`` or
     ``postgresql://host/database#schema.table``. ``dead_letters`` is that of the sink: the place of the letters. A SQL
     database has one for each table, which is used if it exists, or with True. ``into`` is the address of another table,
@@ -78,12 +119,19 @@ def existing(
         raise InvalidInput(f"The table {sink.where} follows no log: it was made by another program.")
     if other is not None:
         _check_other(as_address(url), other, recorded)
+    if value is None and recorded.inferred is not None:
+        value = Json(recorded.inferred)
     shape: dict[str, Any] = {"mode": recorded.opened_as, "value": value, "key": key, "tombstones": tombstones}
     if dead_letters is None and recorded.has_letters and (other is None or is_in_database(other)):
         dead_letters = True
+    if recorded.layout is not None:
+        shape["layout"] = recorded.layout
     if dead_letters is not None:
         shape["dead_letters"] = dead_letters
-    return sink_at(other or url, options, name=name, **shape)
+    found = sink_at(other or url, options, name=name, **shape)
+    if recorded.inferred is not None:
+        found = found.with_inferred(recorded.inferred)
+    return found if recorded.only is None else found.taking(recorded.only)
 
 
 def _check_other(address: str, into: str, recorded: RecordedTable) -> None:

@@ -26,6 +26,7 @@ _MOST_HOURS: Final = 1_000_000
 """More hours mean the same, and are beyond the first year of calendars."""
 
 
+@checked
 def describe(sink: MaintainedTable | Address, log: Log | Address | None = None) -> TableDescription:
     """The table's size and columns; with a log also its cursor, which is ``Diverged`` if others changed the rows.
 
@@ -66,6 +67,7 @@ class TableCheck:
         return not self.missing and not self.extra
 
 
+@checked
 def verify(sink: MaintainedTable, log: Log | Address, *, pool: TaskPool | None = None) -> TableCheck:
     """Compare each row with the log, from the table's start up to its cursor. Changes nothing.
 
@@ -114,6 +116,7 @@ def rebuild(
         return rebuild_table(sink, source, start=start, upto=upto, slot=slot, pool=pool, is_verified=verify)
 
 
+@checked
 def replay_letters(sink: MaintainedTable, log: Log | Address) -> Replayed:
     """Apply the dead letters of a table that can become rows by now, each exactly once, and remove them.
 
@@ -155,6 +158,7 @@ def replay_letters(sink: MaintainedTable, log: Log | Address) -> Replayed:
         return sink.replay_letters(source)
 
 
+@checked
 def letters(sink: MaintainedTable, log: Log | Address) -> pa.Table:
     """The dead letters of a table, in the order of their offsets: the records, and the ``reason`` of each.
 
@@ -178,13 +182,17 @@ def letters(sink: MaintainedTable, log: Log | Address) -> pa.Table:
         return sink.stored_letters(source)
 
 
+@checked
 def optimize(sink: MaintainedTable | Address) -> int:
     """Join small files of a table of all changes; returns by how many files it has fewer. Safe beside its follower.
 
-    Keyed tables are divided by their keys, and each trigger writes their files again: there is nothing to join.
+    Files of one partition are joined, and if the table is clustered, their rows are ordered over all of them. Of a
+    history the files of ended versions are joined. Those of current versions, and of tables of the latest rows, are
+    divided by their keys, and each trigger writes them again: there is nothing to join. ``Conflict`` if others change
+    the table each time.
     """
     table = _table(sink)
-    if table.mode != "append":
+    if table.mode not in ("append", "history"):
         raise InvalidInput(
             f"A table of mode {table.mode!r} has no files to join: its follower, or its database, keeps them few."
         )

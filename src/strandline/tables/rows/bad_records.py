@@ -35,7 +35,7 @@ class BadShare:
 
     def check(self, bad: int, records: int, example: str) -> None:
         """``BadRecord`` if there are more; ``example`` is the offset and the reason of one of them."""
-        if bad and bad / records > self.most:  # not bad > most * records: 0.29 * 100 is less than 29
+        if bad and bad / max(1, records) > self.most:  # not bad > most * records: 0.29 * 100 is less than 29
             raise BadRecord(
                 f"{bad:,} of {records:,} records cannot become rows, which is more than the share of {self.most:g} "
                 f"that max_bad_share allows (first: {example}). Nothing was applied: correct the schema, or allow more."
@@ -44,7 +44,7 @@ class BadShare:
     def check_written(self, written: Sequence[Written], records: int) -> None:
         """``BadRecord`` if the workers report more bad records than allowed, of a range with ``records`` offsets."""
         bad = sum(one.bad_records for one in written)
-        records += sum(one.shared for one in written)
+        records += sum(one.shared - one.others for one in written)
         self.check(bad, records, next((one.first_bad for one in written if one.first_bad), ""))
 
 

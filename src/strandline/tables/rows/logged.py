@@ -6,13 +6,14 @@ import copy
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 import pyarrow as pa
 
 from strandline.errors import InvalidInput, SchemaRefused
 from strandline.log.read.value_format import named_codec
 from strandline.tables.rows.kinds import TYPED, Mode
+from strandline.tables.rows.partitions import Layout, layout_of
 from strandline.tables.rows.shape import ArrowTransform, TableShape
 from strandline.tables.rows.tombstones import Tombstones
 from strandline.values.contract import Codec
@@ -59,6 +60,10 @@ class LoggedShape:
         twin._shape, twin._is_frozen = shape, True  # noqa: SLF001 - a copy of this object
         return twin
 
+    def reshaped(self, **changes: Any) -> None:
+        """Change fields of the shape, before the table is followed."""
+        self._shape = replace(self._shape, **changes)
+
     def resolved(self, columns: Callable[[], pa.Schema | None]) -> TableShape:
         """The shape now, for a table with these columns, if there is one; ``InvalidInput`` before it met its log."""
         if not self.is_logged:
@@ -90,6 +95,15 @@ class LoggedShape:
         return replace(self._shape, value=codec)
 
 
+def refuse_untyped(columns: pa.Schema, shape: TableShape, where: str) -> None:
+    """``InvalidInput`` if the columns of a table are the fields of values, and its sink has no codec for them."""
+    if not shape.is_typed and not is_raw(columns):
+        raise InvalidInput(
+            f"The columns of the table {where} are the fields of its log's values, and it was opened without their "
+            "codec: open it with the schema that it was made with (value=)."
+        )
+
+
 def is_raw(columns: pa.Schema | None) -> bool:
     """Whether there is a table, and it has the record's own columns and not the fields of values."""
     return columns is not None and TYPED.offset not in columns.names and TYPED.valid[0] not in columns.names
@@ -102,9 +116,13 @@ def shape_of(
     tombstones: Tombstones | None,
     transform: ArrowTransform | None,
     *,
+    layout: Layout | None = None,
     has_plain_types: bool = False,
 ) -> TableShape:
     """The shape of a table by the options of its sink, as far as it does not depend on the log."""
     kind, codec = "latest" if mode == "marked" else mode, None if isinstance(value, str) else value
     columns = (key,) if isinstance(key, str) else tuple(key)
-    return TableShape(kind, codec, columns, transform, mode == "marked", has_plain_types, tombstones)
+    return TableShape(
+        *(kind, codec, columns, transform, mode == "marked", has_plain_types, tombstones),
+        layout=layout_of(layout, kind, as_text=has_plain_types),
+    )

@@ -14,8 +14,19 @@ import pyarrow.compute as pc
 from strandline.errors import InvalidInput, SchemaRefused, StrandlineError, TransformFailed, printable
 from strandline.model.records import READ_SCHEMA, TIMESTAMP, Op
 from strandline.tables.rows.bad_records import NO_KEY
+from strandline.tables.rows.conditions import Taken
 from strandline.tables.rows.hashing import HASH_VERSION
-from strandline.tables.rows.kinds import RAW, RAW_LATEST, TYPED, TYPED_PREFIX, ColumnNames, Kind, table_schema
+from strandline.tables.rows.kinds import (
+    RAW,
+    RAW_LATEST,
+    TYPED,
+    TYPED_PREFIX,
+    ColumnNames,
+    Kind,
+    kept_rows,
+    table_schema,
+)
+from strandline.tables.rows.partitions import FileLayout
 from strandline.tables.rows.tombstones import (
     TombstoneKeys,
     Tombstones,
@@ -91,6 +102,12 @@ class TableShape:
     """Whether columns get the types that Delta stores (:mod:`~strandline.tables.rows.types`)."""
     tombstones: Tombstones | None = None
     """None: such a delete is refused."""
+    only: Taken | None = None
+    """Which records the table takes; None: all of its log."""
+    layout: FileLayout | None = None
+    """How rows are divided among files, apart from the keys of a keyed table."""
+    inferred: str | None = None
+    """The JSON Schema of the values, if it was inferred: a table that is created records it."""
 
     def __post_init__(self) -> None:
         check_tombstones(self.tombstones, self.key, pa.schema([]) if self.value is None else self.value.schema)
@@ -99,6 +116,11 @@ class TableShape:
     def names(self) -> ColumnNames:
         """The names of the columns that describe a change."""
         return RAW if self.value is None and self.transform is None else TYPED
+
+    @property
+    def description(self) -> str | None:
+        """What a new table says about itself, where tables have descriptions."""
+        return None if self.inferred is None else str(json.loads(self.inferred).get("description"))
 
     @property
     def is_typed(self) -> bool:
@@ -148,7 +170,8 @@ class TableShape:
 
     def recorded(self) -> str:
         """The part of the shape that the table records; a later follower must have the same."""
-        return json.dumps({"key": list(self.key), "soft_deletes": self.soft_deletes, "hash": HASH_VERSION})
+        only = {} if self.only is None else {"only": self.only.recorded()}
+        return json.dumps({"key": list(self.key), "soft_deletes": self.soft_deletes, "hash": HASH_VERSION, **only})
 
     def evolution(self, table: pa.Schema, wanted: pa.Schema, *, is_rebuilt: bool = False) -> Evolution:
         """How the columns of a table change for rows with the columns ``wanted``; see :func:`evolve`.
@@ -175,16 +198,28 @@ class TableShape:
     def schema(self) -> pa.Schema:
         """The columns of the table."""
         if self.names is RAW and self.kind == "latest" and not self.soft_deletes:
-            return RAW_LATEST
-        return table_schema(self.kind, self.changes_schema(), self.names, soft_deletes=self.soft_deletes)
+            found = RAW_LATEST
+        else:
+            found = table_schema(self.kind, self.changes_schema(), self.names, soft_deletes=self.soft_deletes)
+        return found if self.layout is None else self.layout.columns(found)
 
     def decoded_schema(self) -> pa.Schema:
         """The columns of decoded changes, which a transform is given."""
         fields = [READ_SCHEMA.field("value")] if self.value is None else value_fields(self.value)
         return pa.schema([*fields, *_META.values()])
 
+    def selected(self, records: pa.Table) -> pa.Table:
+        """Those of some records that the table takes."""
+        return records if self.only is None else kept_rows(records, self.only.mask(records))
+
+    def without_condition(self) -> TableShape:
+        """The shape for records that were selected already."""
+        return self if self.only is None else replace(self, only=None)
+
     def rows(self, records: pa.Table) -> ShapedRows:
-        """The changes of some records, in their order, and those that have no row, with the reason."""
+        """The changes of the records that the table takes, in their order, and those without a row, with the reason."""
+        if self.only is not None:
+            return self.without_condition().rows(self.selected(records))
         if self.names is RAW:
             return self._checked_keys(records, records)
         decoded, bad = self.decoded(records)
@@ -195,7 +230,7 @@ class TableShape:
         return ShapedRows(kept.rows, kept.bad if not bad.num_rows else pa.concat_tables([bad, kept.bad]))
 
     def decoded(self, records: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """The changes of some records with the columns of their values; and the records that cannot be decoded."""
+        """The changes of some selected records with the columns of their values; and those that cannot be decoded."""
         columns = {name: records.column(name) for name in ("key", "offset", "timestamp", "op")}
         if self.value is None:
             return self._assembled(pa.table([records.column("value")], ["value"]), columns), BAD_SCHEMA.empty_table()

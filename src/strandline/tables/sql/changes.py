@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from strandline.errors import BadRecord
 from strandline.model.records import Op
-from strandline.tables.files.part import in_schema
+from strandline.tables.files.columns import in_schema
 from strandline.tables.rows.bad_records import BadShare, first_bad, refused
 from strandline.tables.rows.kinds import RAW_LATEST, merge_latest, newest_per_key, table_schema, taken_rows
 from strandline.tables.rows.shape import BAD_SCHEMA, ShapedRows, TableShape, bad_records

@@ -99,6 +99,10 @@ class SqlTransaction(ABC):
     def create(self, changes: TableChanges) -> str:
         """Create the table; returns its identity."""
 
+    @abstractmethod
+    def describe(self, text: str) -> None:
+        """Store what the table says about itself, in a database that has a place for it."""
+
     def alter(self, changes: TableChanges) -> None:
         """Add and widen columns."""
         for field in changes.schema:

@@ -85,6 +85,11 @@ class PostgresTransaction(SqlTransaction):
         self.run(f"CREATE TABLE {self.named()} ({definitions(changes.schema, changes.primary, postgres_type)})")
         return str(self.identity())
 
+    def describe(self, text: str) -> None:
+        """Make it the comment on the table. Such a statement takes no parameters."""
+        literal = text.replace("'", "''")
+        self.run(f"COMMENT ON TABLE {self.named()} IS '{literal}'")
+
     def alter(self, changes: TableChanges) -> None:
         """Add and widen columns."""
         super().alter(changes)

@@ -35,6 +35,7 @@ from strandline.tables.maintain.contract import (
     refuse_moved_on,
 )
 from strandline.tables.maintain.replay import LetterReplay
+from strandline.tables.rows.conditions import recorded_condition
 from strandline.tables.rows.kinds import KINDS
 from strandline.tables.rows.logged import Value
 from strandline.tables.rows.shape import TableShape, refuse_lost_transform
@@ -82,6 +83,10 @@ class SqlSink(MaintainedTable):
         self._lock = threading.Lock()
         if shape.transform is None and not self._logged.is_logged:
             database.check_schema(shape.schema())
+
+    def _reshape(self, shape: TableShape) -> None:
+        super()._reshape(shape)
+        self._expected = replace(self._expected, shape=shape)
 
     def _refresh(self) -> None:
         """Take over the codec that the log names now."""
@@ -226,7 +231,10 @@ class SqlSink(MaintainedTable):
         if mode is None or row is None:
             return None
         with self._database.reading() as transaction:
-            return RecordedTable(mode, row.schema, row.is_transformed, transaction.has_letters())
+            only = recorded_condition(row.key or "{}", self.where)
+            return RecordedTable(
+                mode, row.schema, row.is_transformed, only, transaction.has_letters(), inferred=row.inferred
+            )
 
     def compared(self, log: Log, pool: TaskPool) -> tuple[Cursor, RowDifferences]:
         """Compare the rows, in the database; see :func:`~strandline.tables.maintain.operations.verify`."""
@@ -308,6 +316,8 @@ class SqlSink(MaintainedTable):
                     raise replaced(self.where)
                 if found is None:
                     identity, before = transaction.create(changes), seen.row
+                    if self._shape.description is not None:
+                        transaction.describe(self._shape.description)
                     epoch = 1 if before is None else before.epoch + 1
                 else:
                     identity, before = found.identity, found
@@ -318,7 +328,8 @@ class SqlSink(MaintainedTable):
                 start = since.next if found is None else found.start
                 is_transformed = self._shape.transform is not None if found is None else found.is_transformed
                 made = (epoch, identity, self.mode, changes.schema, start, commit_id, self._expected.key)
-                row = CursorRow(self._name, upto, *made, is_transformed)
+                inferred = self._shape.inferred if found is None else found.inferred
+                row = CursorRow(self._name, upto, *made, is_transformed, inferred)
                 if not transaction.store(row, before):
                     raise replaced(self.where)
                 self._unanswered.add(commit_id)

@@ -106,6 +106,9 @@ class SqliteTransaction(SqlTransaction):
         self.run(f"CREATE TABLE {self.named()} (/* strandline {identity} */ {columns})")
         return identity
 
+    def describe(self, text: str) -> None:
+        """SQLite has no comments: the cursor row has the text."""
+
     def merge(self, changes: TableChanges) -> None:
         """Put and delete the rows."""
         if changes.deleted is not None and changes.key is not None:

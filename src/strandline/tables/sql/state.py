@@ -15,6 +15,7 @@ import pyarrow as pa
 from strandline.errors import CorruptData, Diverged, InvalidInput
 from strandline.model.cursor import Cursor
 from strandline.tables.maintain.contract import no_table
+from strandline.tables.rows.logged import refuse_untyped
 from strandline.tables.rows.shape import TableShape, refuse_lost_transform
 from strandline.tables.sql.columns import CURSORS, TypeOf
 
@@ -30,6 +31,7 @@ COLUMNS: Final = "name, cursor, next, epoch, identity, mode, columns, start, com
 
 _KEY: Final = "strandline.key"
 _TRANSFORM: Final = "strandline.transform"
+_INFERRED: Final = "strandline.inferred"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class CursorRow:
     """The columns that identify a row, as JSON; None if a former release made the table."""
     is_transformed: bool = False
     """Whether the rows come from a transform."""
+    inferred: str | None = None
+    """The JSON Schema of the values, if it was inferred when the table was made."""
 
     @property
     def position(self) -> tuple[Cursor, int, str]:
@@ -89,8 +93,10 @@ class Expected:
 
     @property
     def key(self) -> str:
-        """The columns that identify a row, as JSON."""
-        return json.dumps(self.shape.key)
+        """The columns that identify a row, as JSON; for a table that takes some records of a log, also which."""
+        if self.shape.only is None:
+            return json.dumps(self.shape.key)
+        return json.dumps({"key": list(self.shape.key), "only": self.shape.only.recorded()})
 
     def proved(
         self, seen: SeenTable, log_id: UUID, held: CursorRow | None = None, unanswered: AbstractSet[str] = frozenset()
@@ -116,6 +122,7 @@ class Expected:
             raise Diverged(f"The table {self.where} was dropped and created again by somebody else. {REMEDY}")
         if row.mode != self.shape.kind:
             raise InvalidInput(f"The table {self.where} was made with mode {row.mode!r}: open it with that.")
+        refuse_untyped(row.schema, self.shape, self.where)
         if row.mode == "latest" and self.shape.soft_deletes != (self.shape.names.deleted in row.schema.names):
             made = "latest" if self.shape.soft_deletes else "marked"
             raise InvalidInput(f"The table {self.where} was made with mode {made!r}: open it with that.")
@@ -177,6 +184,8 @@ def encoded_columns(row: CursorRow) -> str:
     metadata = {} if row.key is None else {_KEY: row.key}
     if row.is_transformed:
         metadata[_TRANSFORM] = "true"
+    if row.inferred is not None:
+        metadata[_INFERRED] = row.inferred
     schema = row.schema.with_metadata(metadata) if metadata else row.schema
     return base64.b64encode(schema.serialize().to_pybytes()).decode()
 
@@ -192,9 +201,10 @@ def decoded_row(values: Sequence[Any]) -> CursorRow:
     if at.next != offset:
         raise _damaged(f"its offset {offset} is not that of its cursor {at}")
     metadata = columns.metadata or {}
-    key, is_transformed = metadata.get(_KEY.encode()), _TRANSFORM.encode() in metadata
-    key = None if key is None else key.decode(errors="replace")
-    return CursorRow(name, at, epoch, identity, mode, columns.remove_metadata(), start, commit_id, key, is_transformed)
+    found = [metadata.get(one.encode()) for one in (_KEY, _INFERRED)]
+    key, inferred = (None if text is None else text.decode(errors="replace") for text in found)
+    described = (key, _TRANSFORM.encode() in metadata, inferred)
+    return CursorRow(name, at, epoch, identity, mode, columns.remove_metadata(), start, commit_id, *described)
 
 
 def _damaged(why: str) -> CorruptData:

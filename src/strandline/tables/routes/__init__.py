@@ -1,0 +1,1 @@
+"""Routes: which records of one log go into which tables."""
