@@ -27,8 +27,8 @@ def received(first: int, rows: int = 1) -> Received:
     return Received(f"{first}+{rows}", rows, AT.at(first + rows), since=AT.at(first), size=10)
 
 
-def begun(**batching: float) -> Engine:
-    engine = Engine(Batching(**batching))
+def begun(gather: float | None = None, **batching: float) -> Engine:
+    engine = Engine(Batching(**batching), gather=gather)
     assert engine.step(Began(AT), 0.0) == Open(AT)
     take = engine.step(Signal.OPENED, 0.0)
     assert isinstance(take, Receive)
@@ -63,6 +63,35 @@ def test_a_small_batch_is_applied_when_its_window_since_the_first_record_has_pas
     assert (take.since, take.seconds) == (AT.at(1), 0.75)
     engine.step(received(1), 10.5)
     assert engine.step(Signal.NOTHING, 11.0) == Apply(["0+1", "1+1"])
+
+
+def committed(engine: Engine, at: float) -> None:
+    """Let what is due be applied and stored."""
+    assert isinstance(engine.step(Signal.NOTHING, at), Apply)
+    assert isinstance(engine.step(Signal.APPLIED, at), StoreBatch)
+    assert isinstance(engine.step(Signal.STORED, at), ReportCursor)
+    engine.step(Signal.NOTHING, at)
+
+
+def test_the_first_records_after_a_pause_are_committed_at_once_and_those_of_a_stream_once_per_window():
+    engine = begun(records=10, window=1.0, gather=0.05)
+    engine.step(received(0), 0.25)
+    assert isinstance(engine.step(Signal.NOTHING, 0.99), Receive)  # it has just begun: there may be a backlog
+    committed(engine, 1.0)
+    take = engine.step(received(1), 7.0)
+    assert isinstance(take, Receive)
+    assert round(take.seconds, 6) == 0.05
+    engine.step(received(2), 7.03)
+    committed(engine, 7.05)
+    engine.step(received(3), 7.5)
+    assert isinstance(engine.step(Signal.NOTHING, 8.04), Receive)
+    assert engine.step(Signal.NOTHING, 8.06) == Apply(["3+1"])
+
+
+def test_a_window_shorter_than_the_time_of_gathering_holds():
+    engine = begun(records=10, window=0.01, gather=0.05)
+    engine.step(received(0), 5.0)
+    assert engine.step(Signal.NOTHING, 5.02) == Apply(["0+1"])
 
 
 def test_the_engine_never_asks_for_more_than_the_batch_has_room_for():

@@ -23,12 +23,14 @@ _LOGGER: Final = logging.getLogger(__name__)
 _TAKEOVERS: Final = 3
 
 
-def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, repair: bool = False) -> SinkCommitter:
+def begin(
+    log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, repair: bool = False, is_known: bool = False
+) -> SinkCommitter:
     """Start a follower, with Spark or without: returns the committer, which knows the start cursor.
 
     The start is the sink's own cursor, or for a new follower ``start``. The slot pins it before anything is read. A
     new follower's sink is created, and its slot claimed, with the first stored range; if there is nothing to store yet,
-    at once, so that the start is stored.
+    at once, so that the start is stored. ``is_known``: it is no new one, and ``Diverged`` if it was removed.
     """
     require(log, "followed", *READING, slots=slot is not None)
     if missing := [f"{name}()" for name in ("cursor", "apply") if not hasattr(sink, name)]:
@@ -40,10 +42,12 @@ def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, 
         sink.meet(log)
     cursor = _resumed(log, sink, repair=repair)
     is_new = cursor is None
+    if is_new and is_known:
+        raise _removed(sink)
     if cursor is None:
         offset = log.position_of(start)
         cursor = start if isinstance(start, Cursor) else log.cursor_at(offset)
-    waiting = _planned(log, cursor, is_all_wanted=is_new and start == "beginning")
+    waiting = planned(log, cursor, is_all_wanted=is_new and start == "beginning")
     committer = SinkCommitter(log, sink, cursor, is_new=is_new)
     if slot is not None:
         committer.attach(slot, holder, is_rebuild=cursor.next == 0 or start == "retained")
@@ -53,8 +57,8 @@ def begin(log: Log, sink: Sink, slot: str | None, *, start: Start, holder: str, 
     return committer
 
 
-def _planned(log: Log, cursor: Cursor, *, is_all_wanted: bool) -> Sequence[Span]:
-    """The next spans to store; refuses a cursor that this log cannot serve."""
+def planned(log: Log, cursor: Cursor, *, is_all_wanted: bool) -> Sequence[Span]:
+    """The next spans to store; refuses a cursor that this log cannot serve. ``is_all_wanted``: of a new follower."""
     try:
         return log.plan(cursor, Limit(batches=1))
     except CursorExpired as error:
@@ -130,6 +134,11 @@ class SinkCommitter:
         self._slot.advance(self.start)  # an earlier run may have died between the sink and the slot
 
     @property
+    def is_new(self) -> bool:
+        """Whether nothing was stored yet."""
+        return not self._has_stored
+
+    @property
     def is_provisional(self) -> bool:
         """Whether the slot was created for this follower and expires unless touched, since nothing is stored yet."""
         unclaimed = self._unclaimed
@@ -192,10 +201,7 @@ class SinkCommitter:
         """The sink's stored cursor; ``Diverged`` if the sink existed but was removed."""
         stored = self._sink.cursor(log_id)
         if stored is None and self._has_stored:
-            raise Diverged(
-                f"{self._sink!r} was removed while it was followed: put it back, or start the follower again, which "
-                "builds it from the log's beginning."
-            )
+            raise _removed(self._sink)
         return stored
 
     @property
@@ -280,3 +286,10 @@ class SinkCommitter:
                 undo()
         except StrandlineError as error:
             _LOGGER.warning("The slot of a follower that stored nothing stays as it is: %s", error)
+
+
+def _removed(sink: Sink) -> Diverged:
+    return Diverged(
+        f"{sink!r} was removed while it was followed: put it back, or start the follower again, which builds it from "
+        "the log's beginning."
+    )

@@ -20,6 +20,8 @@ from strandline.model.cursor import Cursor
 from strandline.storage.retry import Backoff
 
 _IDLE: Final = 1.0
+GATHER: Final = 0.05
+"""Seconds in which a sink's first records after a pause are gathered: a producer seldom appends one alone."""
 STORE_RETRIES: Final = Backoff(attempts=16, base=0.02, ceiling=2.0)
 """Consecutive failures of a store that are tolerated, and the back-off between them."""
 
@@ -48,6 +50,8 @@ class Engine:
     can_resync: bool = False
     usual_window: float = 1.0
     retries: Backoff = STORE_RETRIES
+    gather: float | None = None
+    """Seconds that the first records after a pause of a window wait for others; None: a window, as all others do."""
     is_strict: bool = False
     """Whether nothing more is received while a write fails, so that its range does not grow."""
     phase: Phase = Phase.OPENING
@@ -55,6 +59,8 @@ class Engine:
     """Everything below has been applied, and written to the store."""
     _read: Cursor | None = None
     _due: float | None = None
+    _busy_at: float = 0.0
+    """When it began, or a write was last stored."""
     _pending: list[events.SourceDelivery] = field(default_factory=list)
     _records: int = 0
     _bytes: int = 0
@@ -99,6 +105,7 @@ class Engine:
             case Signal.APPLIED:
                 self._enqueue()
             case Signal.STORED:
+                self._busy_at = now
                 report = self._stored()
                 if report is not None:
                     return report
@@ -111,6 +118,7 @@ class Engine:
                     return events.GiveUp(self._failures)
                 self._retry = now + self.retries.pause(self._failures - 1, 1.0)
             case events.Began(cursor, unsettled):
+                self._busy_at = now
                 self.applied = self._read = cursor
                 if not unsettled:
                     return self._next(now) if self._done() else events.Open(cursor)
@@ -148,7 +156,9 @@ class Engine:
         self._batches += event.batches
         self._read = event.upto
         if self._due is None:
-            self._due = now + self._window
+            window = self._window
+            gathered = now + (window if self.gather is None else min(window, self.gather))
+            self._due = max(gathered, self._busy_at + window)
 
     def _list_ends(self, cursor: Cursor, now: float) -> None:
         self._read = cursor

@@ -24,8 +24,9 @@ class Batching:
     the records, and a commit takes a quarter more at most. A batch of the log is never divided. ``batches`` bounds the
     batches of the log that are applied together, too.
 
-    The default window is a second for ``follow`` and ten milliseconds for a watch. A watch queues at most ``queue``
-    received updates before batching; a stop discards them.
+    The default window is a second for ``follow`` and ten milliseconds for a watch. Once ``follow`` has had nothing to
+    do for a window, it applies the next records within 50 milliseconds. A watch queues at most ``queue`` received
+    updates before batching; a stop discards them.
     """
 
     records: Positive = 1_000_000

@@ -7,30 +7,29 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Event as StopEvent
-from typing import Final, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Final, Literal, Protocol, cast, runtime_checkable
 from uuid import UUID
 
-import pyarrow as pa
-
-from strandline.errors import NotFound, StrandlineError
+from strandline.errors import StrandlineError
 from strandline.followers import events
 from strandline.followers.committer import SinkCommitter, begin
-from strandline.followers.engine import Engine
+from strandline.followers.engine import GATHER, Engine
 from strandline.followers.events import Batching, Signal
+from strandline.followers.record_route import RecordRoute
+from strandline.followers.routes.follower import RouteFollower
+from strandline.followers.routes.progress import RouteOptions
 from strandline.followers.table_route import Observer, Pieces, TableRoute
 from strandline.log.addressed import log_at
 from strandline.log.contract import Log
-from strandline.log.read.decoded_sizes import DecodedSizes
-from strandline.log.read.planning import cursor_after
-from strandline.log.read.reading import AHEAD_BYTES, fetch_in_order
+from strandline.log.read.reading import Arrival, wait_for_more
 from strandline.log.slots.heartbeat import SlotHeartbeat, TouchableSlot
 from strandline.model.addresses import Address
 from strandline.model.arguments import checked
-from strandline.model.cursor import Cursor, Limit, Span, Start
+from strandline.model.cursor import Cursor, Limit, Start
 from strandline.model.head import LogBatch
-from strandline.model.records import READ_SCHEMA
 from strandline.model.sink import BatchSink, Sink
 from strandline.storage.env import SYSTEM, Env
+from strandline.tables.routes.route import Route, as_route
 from strandline.tables.work import InProcess, Workers
 
 __all__ = ["Batching", "Start", "begin", "follow"]
@@ -43,7 +42,7 @@ _SEEN_EVERY = 60.0
 @checked
 def follow(
     log: Log | Address,
-    sink: Sink,
+    sink: Sink | Route | Sequence[Sink],
     slot: str | None = None,
     *,
     batching: Batching | None = None,
@@ -60,9 +59,16 @@ def follow(
     Resumes from the sink's own cursor, whatever happened to earlier runs; only a new follower uses ``start``. By
     default that is the log's very first record, and ``CursorExpired`` if that was trimmed: a table of the latest
     values would lack keys. ``start="retained"`` begins at the first retained record. Ends at the
-    offset ``upto`` (``"end"``: the log's end as of this call), or when ``stop`` is set, after applying the fetched
-    records. ``slot`` names the slot that pins unread records; it is created if missing, claimed for ``holder``
-    and advanced only to the sink's stored cursor. ``on_progress`` gets that cursor, after each commit.
+    offset ``upto`` (``"end"``: the log's end as of this call), at the end of a sealed log, or when ``stop`` is set,
+    after applying the fetched records. ``slot`` names the slot that pins unread records; it is created if missing,
+    claimed for ``holder`` and advanced only to the sink's stored cursor. ``on_progress`` gets that cursor, after each
+    commit.
+
+    ``sink`` may be a route into many tables: a list of table sinks with their conditions, or
+    :func:`sl.tables.route <strandline.tables.route>` or :func:`sl.tables.by <strandline.tables.by>`. The log is read
+    once for all of them; each has its own cursor and commits, and the slot follows the slowest. A table that fails
+    falls behind alone, and is tried again; its error is raised when all others are at the end ``upto``. Returns the
+    cursor of the slowest table.
 
     A table that other writers have changed so that it no longer matches its cursor is ``Diverged``; ``repair=True``
     restores the last version that does. A new follower that is refused before anything was stored leaves no table and
@@ -71,12 +77,18 @@ def follow(
     Raises ``CursorExpired`` or ``Diverged`` if the log cannot serve the sink's cursor, ``Fenced`` if a newer follower
     took over, ``CorruptData`` or ``NotFound`` naming a damaged object; the sink is then unchanged.
     """
+    route, single = as_route(sink), cast("Sink", sink)
     with log_at(log, changes_slots=slot is not None) as source:
-        committer = begin(source, sink, slot, start=start, holder=holder or str(env.chance.uuid()), repair=repair)
+        if route is not None:
+            last = source.end().next if upto == "end" else upto
+            options = RouteOptions(start, repair, slot, holder or str(env.chance.uuid()), batching or Batching(), last)
+            return RouteFollower(source, route, options, env, on_progress=on_progress).run(stop)
+        committer = begin(source, single, slot, start=start, holder=holder or str(env.chance.uuid()), repair=repair)
         # Also while the sink applies a batch.
         alive = contextlib.nullcontext(committer) if slot is None else SlotHeartbeat(committer, source, env=env)
         with committer.abandoned_on_error(), alive as position:
-            engine = Engine(batching or Batching(), upto=source.end().next if upto == "end" else upto)
+            last = source.end().next if upto == "end" else upto
+            engine = Engine(batching or Batching(), upto=last, gather=GATHER)
             follower = Follower(engine, source, committer, position, env, on_progress=on_progress)
             end = follower.run(committer.start, stop)
             committer.settle()
@@ -96,70 +108,6 @@ class PushedLog(Protocol):
 
     def wait(self, past: Cursor, timeout: float) -> bool:
         """Block until a batch arrives (True), new or not, or until the timeout (False)."""
-
-
-Fetched: TypeAlias = tuple[Cursor, Sequence[pa.RecordBatch]]
-"""The records of a span, and the cursor after them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _IntoTable:
-    """Reads records from a log, and stores them as a table."""
-
-    log: Log
-    sink: Sink
-    pieces: Pieces
-    _sizes: DecodedSizes = field(default_factory=DecodedSizes)
-
-    def receive(self, since: Cursor, limit: Limit) -> events.Received | None:
-        spans = self.log.plan(since, limit)
-        if not spans:
-            return None
-        chunk = self._fetched(since, spans, limit)
-        upto, size = chunk[-1][0], sum(batch.nbytes for _, part in chunk for batch in part)
-        begins = since.at(spans[0].first)
-        return events.Received(chunk, upto.next - since.next, upto, since=begins, size=size, batches=len(spans))
-
-    def _fetched(self, since: Cursor, spans: Sequence[Span], limit: Limit) -> list[Fetched]:
-        """The records of the first spans that can still be read, and that fit into memory.
-
-        Records that moved to the cold tier since the plan are read from there.
-        """
-        while True:
-            chunk: list[Fetched] = []
-            upto, size = since, 0
-            ahead = AHEAD_BYTES if limit.bytes is None else min(AHEAD_BYTES, limit.bytes)
-            try:
-                for span, part in fetch_in_order(spans, ahead=ahead, sizes=self._sizes):
-                    upto = cursor_after(upto, span)
-                    chunk.append((upto, part))
-                    size += sum(batch.nbytes for batch in part)
-                    if limit.bytes is not None and size >= limit.bytes:
-                        return chunk  # stored, they took less
-            except NotFound:
-                if chunk:
-                    return chunk  # the rest is planned again
-                # CursorExpired if it was trimmed; if it is planned at the same place again, it is lost.
-                again = self.log.plan(since, limit)
-                if not again or any(span == again[0] for span in spans):
-                    raise
-                spans = again
-            except MemoryError:
-                if chunk:
-                    return chunk
-                if len(spans) == 1:
-                    raise
-                spans = spans[:1]
-            else:
-                return chunk
-
-    def store(self, chunks: Sequence[events.SourceDelivery], since: Cursor, upto: Cursor) -> None:
-        fetched = [one for chunk in chunks for one in chunk]
-        self.pieces.store(fetched, since, upto, after=lambda _, one: one[0], commit=self._apply)
-
-    def _apply(self, fetched: Sequence[Fetched], since: Cursor, upto: Cursor) -> None:
-        batches = [batch for _, part in fetched for batch in part]
-        self.sink.apply(pa.Table.from_batches(batches, READ_SCHEMA), since=since, upto=upto)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +151,7 @@ class Follower:
     _event: events.Event | None = None
     _failure: BaseException | None = None
     _failed_reads: int = 0
-    _route: _IntoTable | TableRoute | _IntoCopy = field(init=False)
+    _route: RecordRoute | TableRoute | _IntoCopy = field(init=False)
 
     def __post_init__(self) -> None:
         # Once, not for each batch: these checks take longer than most of the work on a batch.
@@ -217,7 +165,7 @@ class Follower:
             self._route = TableRoute(log, sink, sink.table, Pieces(log), self.workers, self.env, self.observer, most)
         else:
             # Also if its offsets are batches, and not records that workers could count.
-            self._route = _IntoTable(log, sink, Pieces(log))
+            self._route = RecordRoute(log, sink, Pieces(log))
 
     def begin(self, cursor: Cursor) -> None:
         """Resume at this cursor, which is the sink's own."""
@@ -297,9 +245,18 @@ class Follower:
         if found is None:
             self._touch_slot()
             # A short wait, so that a stop takes effect soon.
-            if self.log.wait(since, min(seconds, _POLL)):
+            if self._has_more(since, min(seconds, _POLL)):
                 found = self._route.receive(since, limit)
         return Signal.NOTHING if found is None else found
+
+    def _has_more(self, since: Cursor, seconds: float) -> bool:
+        """Wait for the log; at the end of a sealed one the follower ends, as at the offset that it was given."""
+        if isinstance(self.log, PushedLog):
+            return self.log.wait(since, seconds)
+        arrival = wait_for_more(self.log, since, seconds)
+        if arrival is Arrival.END:
+            self.engine.upto = since.next
+        return arrival is Arrival.MORE
 
     def _advance(self) -> None:
         stored = self.sink.cursor(self.log.log_id)  # stored, not only sent to it

@@ -87,6 +87,8 @@ class StoredRange:
     upto: Cursor
     written: Sequence[Written]
     seconds: float
+    upkeep_failures: int = 0
+    """Rounds of the table's upkeep that have failed so far."""
 
 
 class Observer:
@@ -147,7 +149,8 @@ class TableRoute:
             self.workers.sizes.learn(read, error.next - error.first, error.decoded)
             raise
         self.workers.sizes.learn(spans, sum(one.records for one in done), sum(one.decoded for one in done))
-        self.observer.stored(StoredRange(since, upto, done, self.env.clock.monotonic() - began))
+        seconds = self.env.clock.monotonic() - began
+        self.observer.stored(StoredRange(since, upto, done, seconds, upkeep_failures(self.table)))
         self.observer.step("committed")
 
     def _applied(self, spans: Sequence[Span], since: Cursor, upto: Cursor) -> Sequence[Written]:
@@ -169,6 +172,12 @@ class TableRoute:
                 if not again or again[-1].next != upto.next or list(again) == list(spans):
                     raise
                 spans = again
+
+
+def upkeep_failures(table: object) -> int:
+    """How many rounds of a table's upkeep have failed since its sink was made."""
+    done = getattr(table, "upkeep", None)  # tables of a database have none
+    return 0 if done is None else int(done.failures)
 
 
 def job_description(log: object, table: object, since: int, upto: int) -> str:

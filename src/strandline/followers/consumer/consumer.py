@@ -149,6 +149,8 @@ class Consumer:
     def next_batch(self, timeout: Timeout | None = 0.0) -> ConsumedBatch | None:
         """The next batch after the read cursor; None if none is listed within ``timeout`` seconds (None: for ever).
 
+        None at once at the end of a sealed log, whatever the timeout.
+
         The cursor moves only when the batch was read: a call that failed or was interrupted gives the same batch again.
         In asyncio use :meth:`next_batch_async`: a cancelled ``asyncio.to_thread(consumer.next_batch)`` may drop the
         batch that its thread took. :meth:`ack` then refuses the one behind it, :meth:`ack_through` does not.
@@ -168,6 +170,8 @@ class Consumer:
                 if batch is not None:  # interrupted before the caller got it: must not be acknowledged unseen
                     self._reader.take_back(batch.descriptor)
                 raise
+            if self._reader.ended:
+                return None
             self._clock.sleep(pause)
         return None
 
@@ -189,6 +193,8 @@ class Consumer:
                     if is_next:  # a signal arrived before the caller got it
                         self._reader.take_back(batch.descriptor)
                     raise
+            if self._reader.ended:
+                return None
             await asyncio.sleep(pause)
         return None
 

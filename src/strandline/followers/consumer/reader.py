@@ -119,6 +119,8 @@ class BatchReader:
     """Reads batches by their descriptors."""
     length: int = 0
     """Batches that were listed, and not durably acknowledged, at the last access to the queue."""
+    ended: bool = False
+    """Whether no batch follows those that were listed at the last read of the listing: the log was sealed."""
     lag: float | None = None
     """Seconds between ingestion and reading of the last batch with metadata."""
     dead_letters: int = 0
@@ -150,6 +152,7 @@ class BatchReader:
         self.check_open()
         self.look()
         found = self.queue.peek(self.position if since is None else since, limit)
+        self.ended = found.ended
         with self.state:
             self._show_length(found.length)
         if found.records is not None:

@@ -1,0 +1,1 @@
+"""Follows one log into many tables: one read for all of them, and a cursor and commits for each."""
