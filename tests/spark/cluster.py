@@ -44,14 +44,14 @@ class Cluster:
         path = os.environ.get("PYTHONPATH", "")
         self._python = {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": path} if has_package else {}
         self._stack = ExitStack()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.master = ""
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             self._stack = stack
             ports = ["--port", "0", "--webui-port", "0"]
-            command = ["bin/spark-class", "org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", *ports]
-            self.master = self.started("master", command, r"Starting Spark master at (spark://\S+)")
+            self._start_master("0")
             for name, host in zip(("worker-1", "worker-2"), self._hosts, strict=True):
                 worker = ["bin/spark-class", "org.apache.spark.deploy.worker.Worker", "--host", host, *ports]
                 size = ["--cores", self._cores, "--memory", "1g", "--work-dir", str(self._folder / name / "work")]
@@ -61,6 +61,22 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _start_master(self, port: str) -> None:
+        place = ["--host", "127.0.0.1", "--port", port, "--webui-port", "0"]
+        command = ["bin/spark-class", "org.apache.spark.deploy.master.Master", *place]
+        self.master = self.started("master", command, r"Starting Spark master at (spark://\S+)")
+
+    def restart_master(self) -> None:
+        """Kill the master, and start it again at its address; it recovers its workers and applications."""
+        process = self._processes["master"]
+        process.kill()
+        process.wait()
+        self._start_master(self.master.rpartition(":")[2])
+
+    def family(self) -> list[psutil.Process]:
+        """All processes that the cluster runs now."""
+        return [child for one in self._processes.values() for child in _children(one.pid)]
 
     def environment(self, name: str) -> dict[str, str]:
         """The variables of one process: nothing of this one's but where programs are. No credentials."""
@@ -77,7 +93,10 @@ class Cluster:
             "SPARK_LOG_DIR": str(folder),
             "SPARK_DAEMON_MEMORY": "512m",
             # A worker that a busy machine silences for a minute would lose its executors.
-            "SPARK_DAEMON_JAVA_OPTS": f"{_QUICK} -Dspark.worker.timeout=600",
+            "SPARK_DAEMON_JAVA_OPTS": f"{_QUICK} -Dspark.worker.timeout=600 "
+            # A master that was restarted waits for a driver that was killed meanwhile.
+            "-Dspark.deploy.recoveryMode=FILESYSTEM -Dspark.deploy.recoveryTimeout=10 "
+            f"-Dspark.deploy.recoveryDirectory={self._folder}/recovery",
             "PYTHONDONTWRITEBYTECODE": "1",
             **self._python,
         }
@@ -90,6 +109,7 @@ class Cluster:
         with out.open("wb") as file:
             process = subprocess.Popen(program, cwd=out.parent, env=environment, stdout=file, stderr=file)
         self._stack.callback(_end, process)
+        self._processes[name] = process
         limit = time.monotonic() + _PATIENCE
         while True:
             found = re.search(ready, out.read_text(errors="replace"))
@@ -192,12 +212,16 @@ def executor_killer(limit: float = 600) -> Iterator[tuple[int, dict[str, int]]]:
     thread.join(10)
 
 
+def _children(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process and what it started: executors outlive a killed worker."""
-    try:
-        family = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        family = []
+    family = _children(process.pid)
     process.terminate()
     for one in family:
         with ExitStack() as stack:

@@ -40,6 +40,38 @@ def test_orders_on_spark_gives_the_same_again(tmp_path: Path) -> None:
     assert output("orders_on_spark.py", tmp_path) == first
 
 
+@pytest.mark.matrix
+def test_sums_of_micro_batches_are_exact_with_the_offset_and_doubled_without(tmp_path: Path) -> None:
+    first, second = {"Oslo": 2000, "Rome": 2500}, {"Oslo": 4000, "Rome": 5000}
+    assert output("foreach_batch_on_spark.py", tmp_path) == [
+        f"1,000 orders: {first}; without the offset: {first}",
+        f"1,000 more: {second}; without the offset: {second}",
+        f"the checkpoint is lost: {second}; without the offset: {{'Oslo': 8000, 'Rome': 10000}}",
+    ]
+
+
+@pytest.mark.matrix
+def test_windows_drop_a_late_record_or_count_it_and_a_query_over_the_log_counts_all(tmp_path: Path) -> None:
+    windows = "'10:10': 1, '10:20': 1, '10:30': 1"
+    told = [
+        f"as they came:    {{'10:00': 2, {windows}}}",
+        f"checkpoint lost: {{'10:00': 3, {windows}}}",
+        f"over the log:    {{'10:00': 3, {windows}, '10:40': 1}}",
+    ]
+    assert output("windows_on_spark.py", tmp_path) == told
+    assert output("windows_on_spark.py", tmp_path) == told
+
+
+@pytest.mark.matrix
+def test_a_join_writes_pairs_again_without_its_checkpoint_and_the_table_of_the_pairs_is_exact(tmp_path: Path) -> None:
+    assert output("join_on_spark.py", tmp_path) == [
+        "91 pairs in the log",
+        "187 pairs in the log, after the checkpoint was lost",
+        "96 orders in the table of the pairs; clean: True",
+        "96 orders in a join of the tables",
+    ]
+
+
 def run_pipeline(folder: Path) -> None:
     """``spark-pipelines run`` in a folder, with a catalog that stays there."""
     command = [str(Path(pyspark.__file__).parent / "bin" / "spark-pipelines"), "run"]

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 from strandline.lazy_names import lazy
 
 if TYPE_CHECKING:
+    from strandline.bulk.deleting import Deletion as Deletion
+    from strandline.bulk.deleting import delete as delete
     from strandline.bulk.exporting import ExportManifest as ExportManifest
     from strandline.bulk.exporting import export as export
+    from strandline.bulk.inferring import infer as infer
     from strandline.bulk.ingesting import ingest as ingest
     from strandline.bulk.loading import Loaded as Loaded
     from strandline.bulk.loading import load as load
@@ -22,5 +25,6 @@ if TYPE_CHECKING:
     from strandline.log.findings import Verification as Verification
     from strandline.storage.task_pool import TaskPool as TaskPool
     from strandline.storage.task_pool import ThreadPool as ThreadPool
+    from strandline.values.proposal import SchemaProposal as SchemaProposal
 
 __getattr__, __dir__, __all__ = lazy(__spec__)

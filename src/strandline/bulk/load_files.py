@@ -72,6 +72,8 @@ class FilePart:
 
     file: LoadedFile
     groups: tuple[int, ...] | None = None
+    window: range | None = None
+    """Of uncompressed JSON lines: only those that begin within these bytes, and end there."""
 
     def records(self, fields: RecordFields, codec: Codec | None) -> Iterator[pa.RecordBatch]:
         """The records, in the order of the file; ``InvalidInput`` names the file and the row that is no record."""
@@ -85,15 +87,19 @@ class FilePart:
                 raise InvalidInput(f"{self.file.where}, from row {at:,} on: {error}") from error
             at += rows.num_rows
 
+    @property
+    def _where(self) -> str:
+        return self.file.where + (f" (from byte {self.window.start:,} on)" if self.window else "")
+
     def _rows(self, fields: RecordFields, codec: Codec | None) -> Iterator[pa.Table]:
         file = self.file
         with opened(file) as raw:
             try:
                 if file.format == "jsonl":
-                    text = (
-                        raw if file.compression is None else io.BufferedReader(_decompressed(raw, file), _READ_AT_ONCE)
-                    )
-                    yield from _from_lines(text, fields, codec, file.where)
+                    text = raw if self.window is None else _lines_within(raw, self.window)
+                    if file.compression is not None:
+                        text = io.BufferedReader(_decompressed(raw, file), _READ_AT_ONCE)
+                    yield from _from_lines(text, fields, codec, self._where)
                     return
                 for rows in self._tables(raw, codec):
                     yield _from_columns(rows, fields, codec, file.where)
@@ -122,15 +128,41 @@ class FilePart:
             for batch in _csv(_decompressed(raw, file), convert):
                 yield pa.Table.from_batches([batch])
         else:
-            is_file = raw.peek(len(_ARROW_FILE))[: len(_ARROW_FILE)] == _ARROW_FILE
-            if is_file:
-                reader = pa.ipc.open_file(pa.PythonFile(raw))
-                batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
-            else:
-                batches = iter(pa.ipc.open_stream(pa.PythonFile(raw)))
-            for batch in batches:
+            for batch in _arrow_batches(_arrow_reader(raw)):
                 batch.validate(full=True)
                 yield pa.Table.from_batches([batch])
+
+    def schema(self) -> pa.Schema:
+        """The columns of a file of Parquet or Arrow; ``InvalidInput`` if it cannot be read."""
+        with opened(self.file) as raw:
+            try:
+                is_parquet = self.file.format == "parquet"
+                found = pq.ParquetFile(pa.PythonFile(raw)).schema_arrow if is_parquet else _arrow_reader(raw).schema
+            except (pa.ArrowException, EOFError, OSError) as error:
+                raise InvalidInput(f"{self.file.where} cannot be read as {self.file.format}: {error}") from error
+        return _without_dictionaries(found)
+
+
+def _arrow_reader(raw: io.BufferedReader) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
+    is_file = raw.peek(len(_ARROW_FILE))[: len(_ARROW_FILE)] == _ARROW_FILE
+    return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(pa.PythonFile(raw))
+
+
+def _arrow_batches(reader: pa.RecordBatchFileReader | pa.RecordBatchStreamReader) -> Iterator[pa.RecordBatch]:
+    if isinstance(reader, pa.RecordBatchFileReader):
+        return (reader.get_batch(number) for number in range(reader.num_record_batches))
+    return iter(reader)
+
+
+def _lines_within(raw: io.BufferedReader, window: range) -> io.BufferedReader:
+    """The lines that begin within these bytes of a file, and end there."""
+    raw.seek(max(0, window.start - 1))  # a line that begins with the window is whole
+    if window.start:
+        raw.readline(len(window) + 1)
+    lines = raw.read(max(0, window.stop - raw.tell()))
+    if window.stop < raw.seek(0, io.SEEK_END):
+        lines = lines[: lines.rfind(b"\n") + 1]
+    return io.BufferedReader(io.BytesIO(lines))
 
 
 def _csv(stream: Any, convert: pyarrow.csv.ConvertOptions | None = None) -> pyarrow.csv.CSVStreamingReader:
@@ -191,11 +223,8 @@ def _from_columns(rows: pa.Table, fields: RecordFields, codec: Codec | None, whe
     missing = [name for name in fields.named if name not in rows.column_names]
     if missing:
         raise InvalidInput(f"{where} has no column {missing[0]!r}; it has {', '.join(rows.column_names)}.")
-    # pandas writes categories as dictionaries.
-    values = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in rows.schema]
-    rows = rows.cast(pa.schema([field.with_type(kind) for field, kind in zip(rows.schema, values, strict=True)]))
-    plain = {*RECORD_SCHEMA.names, "offset"}
-    if not fields.named and set(rows.column_names) <= plain and {"key", "value"} & set(rows.column_names):
+    rows = rows.cast(_without_dictionaries(rows.schema))
+    if not fields.named and are_records(rows.column_names):
         return with_short_times(
             rows.select([name for name in rows.column_names if name != "offset"]),
             where,
@@ -203,6 +232,17 @@ def _from_columns(rows: pa.Table, fields: RecordFields, codec: Codec | None, whe
         )
     value = _encoded(rows, fields, codec) if fields.value is None else _as_bytes(rows.column(fields.value))
     return _named_columns(rows, fields, value, where)
+
+
+def are_records(names: Sequence[str]) -> bool:
+    """Whether columns are those of an export, by their names."""
+    return set(names) <= {*RECORD_SCHEMA.names, "offset"} and not {"key", "value"}.isdisjoint(names)
+
+
+def _without_dictionaries(schema: pa.Schema) -> pa.Schema:
+    """The columns with their values' types: pandas writes categories as dictionaries."""
+    values = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in schema]
+    return pa.schema([field.with_type(kind) for field, kind in zip(schema, values, strict=True)])
 
 
 def _named_columns(rows: pa.Table, fields: RecordFields, value: pa.Array | pa.ChunkedArray, where: str) -> pa.Table:

@@ -2,8 +2,8 @@
 
 ``spark.read.format("strandline")`` and ``spark.readStream.format("strandline")`` need no import: the data source
 registers itself wherever the package is installed. :func:`read` leaves cold data to Spark's own Parquet reader,
-:func:`follow` keeps a sink exactly in step with a log, :func:`listen` reports lag and rates of streams, and
-:func:`local_session` starts a small local session.
+:func:`follow` keeps a sink exactly in step with a log, :func:`register` gives a Delta table a name, :func:`listen`
+reports lag and rates of streams, and :func:`local_session` starts a small local session.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from strandline.spark.datasource.source import StrandlineDataSource as StrandlineDataSource
     from strandline.spark.executor_pool import executors as executors
     from strandline.spark.listener import listen as listen
-    from strandline.spark.pipelines.pipeline import Following as Following
+    from strandline.spark.pipelines.following import Following as Following
     from strandline.spark.pipelines.pipeline import follow as follow
     from strandline.spark.pipelines.pipeline import rebuild as rebuild
     from strandline.spark.pipelines.progress import PipelineProgress as PipelineProgress
+    from strandline.spark.pipelines.registration import register as register
     from strandline.spark.query_start import start as start
     from strandline.spark.session import local_session as local_session
 

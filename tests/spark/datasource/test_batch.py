@@ -10,7 +10,7 @@ import pytest
 
 import strandline as sl
 from strandline.errors import CorruptData, InvalidInput, NotALog, NotFound, StrandlineError, UnsupportedVersion
-from strandline.formats.object.identity import FORMAT_VERSION
+from strandline.formats.object.identity import CONTENT_TYPE_VERSION
 from strandline.model.records import Op
 from strandline.spark.failures import unwrapped
 from tests.spark.helpers import NOW, append, batch_files, new_log, numbered, put
@@ -136,7 +136,7 @@ def test_a_place_without_a_log_is_named(spark, tmp_path):
 def test_a_log_of_a_newer_format_asks_for_an_upgrade(spark, tmp_path):
     log = new_log(tmp_path)
     identity = tmp_path / "log" / "log.json"
-    identity.write_text(json.dumps({**json.loads(identity.read_text()), "min_reader": FORMAT_VERSION + 1}))
+    identity.write_text(json.dumps({**json.loads(identity.read_text()), "min_reader": CONTENT_TYPE_VERSION + 1}))
     error = reason(lambda: load(spark, log).collect())
     assert isinstance(error, UnsupportedVersion)
     assert "upgrade" in str(error)

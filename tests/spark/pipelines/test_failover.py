@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 
 import strandline as sl
 from strandline.errors import StrandlineError
+from tests.node.flight.recording_client import Recorder, check, mark_in
 from tests.node.processes import ClusterOfProcesses, Nest
-from tests.node.recording_client import Recorder, check, mark_in
 
 BUSY = {"pause": 0.02, "linger": 0.0, "target": 2000}
 """Settings of a tierer that copies all the time."""

@@ -68,6 +68,18 @@ def table(tmp_path) -> Path:
 # --- what the table holds --------------------------------------------------------------------------------------------
 
 
+def test_a_follower_that_goes_on_ends_where_the_log_was_sealed(spark, log, table):
+    append(log, numbered(0, 10))
+    trigger = {"processingTime": "100 milliseconds"}
+    with follow(spark, log, sl.DeltaSink(str(table)), slot="s", trigger=trigger, place="executors") as following:
+        append(log, numbered(10, 10))
+        end = log.seal()
+        assert following.await_termination(600), "it goes on and on"
+    assert following.cursor() == end
+    assert log.slots.get("s").position == 20
+    assert latest_rows(table) == truth(numbered(0, 20))
+
+
 def test_a_table_of_the_latest_values_equals_a_dictionary(spark, log, table):
     changes = [*numbered(0, 60), put(b"empty", None), put(b"gone", b"1"), delete(b"gone"), delete(b"never")]
     append(log, changes[:25])

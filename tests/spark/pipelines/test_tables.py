@@ -44,10 +44,15 @@ def table_of(place: Path) -> pa.Table:
 
 
 def sink_at(place: Path, mode: str) -> sl.DeltaSink:
-    return sl.DeltaSink(str(place), mode=mode, value=sl.values.Json(ORDER), dead_letters=f"{place}-letters")
+    """``latest by id`` is a table of the latest values whose key is a field."""
+    mode, _, field = mode.partition(" by ")
+    more = {"key": field} if field else {}
+    return sl.DeltaSink(str(place), mode=mode, value=sl.values.Json(ORDER), dead_letters=f"{place}-letters", **more)
 
 
-@pytest.mark.parametrize("mode", ["history", pytest.param("latest", marks=pytest.mark.matrix), "append"])
+@pytest.mark.parametrize(
+    "mode", ["history", pytest.param("latest", marks=pytest.mark.matrix), "append", "latest by id"]
+)
 def test_executors_write_the_table_that_one_process_would(spark, log, tmp_path, mode):
     sl.follow(log, sink_at(tmp_path / "here", mode), upto="end")
     following = follow(spark, log, sink_at(tmp_path / "there", mode), slot="s", trigger=NOW, place="executors")

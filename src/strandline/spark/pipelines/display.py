@@ -6,16 +6,29 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TextIO
-
-from strandline.spark.pipelines.progress import PipelineProgress
+from typing import Any, Final, Protocol, TextIO
 
 _BAR_SECONDS: Final = 0.5
 _LINE_SECONDS: Final = 10.0
 
 
+class Shown(Protocol):
+    """Progress that can be shown."""
+
+    @property
+    def records(self) -> int:
+        """Records that were committed."""
+
+    @property
+    def lag(self) -> int | None:
+        """Records that were not; None: unknown."""
+
+    def line(self) -> str:
+        """One line for operators."""
+
+
 @contextlib.contextmanager
-def displayed(name: str, progress: Callable[[], PipelineProgress], out: TextIO | None = None) -> Iterator[None]:
+def displayed(name: str, progress: Callable[[], Shown], out: TextIO | None = None) -> Iterator[None]:
     """Show a pipeline's progress within the block, and then its last state. Its errors never end the pipeline."""
     closing = threading.Event()
 
@@ -38,7 +51,7 @@ def displayed(name: str, progress: Callable[[], PipelineProgress], out: TextIO |
 
 
 @contextlib.contextmanager
-def _shower(name: str, out: TextIO) -> Iterator[tuple[Callable[[PipelineProgress], object], float]]:
+def _shower(name: str, out: TextIO) -> Iterator[tuple[Callable[[Shown], object], float]]:
     bar = _rich_bar(out)
     if bar is None:
         yield lambda found: print(f"{name}: {found.line()}", file=out, flush=True), _LINE_SECONDS
@@ -46,7 +59,7 @@ def _shower(name: str, out: TextIO) -> Iterator[tuple[Callable[[PipelineProgress
     with bar:
         task = bar.add_task(name, total=None, status="")
 
-        def show(found: PipelineProgress) -> None:
+        def show(found: Shown) -> None:
             total = None if found.lag is None else found.records + found.lag
             bar.update(task, total=total, completed=found.records, status=found.line())
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-from collections.abc import Mapping
-from typing import Any, Final, Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, cast
 
 from pyspark.sql import SparkSession
 
-from strandline.errors import InvalidInput, StrandlineError, Unsupported
-from strandline.followers.committer import SinkCommitter, begin
-from strandline.followers.engine import Engine
+from strandline.errors import InvalidInput, Unsupported
+from strandline.followers.committer import begin
+from strandline.followers.engine import GATHER, Engine
 from strandline.followers.events import Batching
-from strandline.followers.run import Follower, PushedLog
+from strandline.followers.routes.progress import RouteOptions
+from strandline.followers.run import Follower
 from strandline.followers.table_route import pipeline_name
 from strandline.log.contract import LogReading
-from strandline.log.lag import lag_of
 from strandline.log.slots.heartbeat import SlotHeartbeat
 from strandline.model.addresses import Address
 from strandline.model.arguments import checked
@@ -26,8 +25,10 @@ from strandline.model.sink import Sink
 from strandline.spark.executor_pool import executors
 from strandline.spark.opening import SharedLog, access_options, opened
 from strandline.spark.options import parse_options
-from strandline.spark.pipelines.display import displayed
-from strandline.spark.pipelines.progress import OnStep, PipelineProgress, ProgressCounter
+from strandline.spark.pipelines.following import Following, Running
+from strandline.spark.pipelines.progress import OnStep, ProgressCounter
+from strandline.spark.pipelines.routed import RoutedPipeline
+from strandline.spark.pipelines.single import SinglePipeline
 from strandline.spark.pipelines.transform import FrameTransform
 from strandline.spark.pipelines.workers import Place, SparkWorkers
 from strandline.spark.trigger import Trigger, parse_trigger
@@ -37,7 +38,7 @@ from strandline.storage.retry import Backoff
 from strandline.tables.files.sink import FileTableSink
 from strandline.tables.maintain.contract import MaintainedTable
 from strandline.tables.maintain.rebuilding import rebuild_table
-from strandline.tier.read.tiered_log import TieredLog
+from strandline.tables.routes.route import Route, as_route
 
 _MAX_BYTES: Final = 256 << 20
 _STOP_SECONDS: Final = 120.0
@@ -52,7 +53,7 @@ _LOGGER: Final = logging.getLogger(__name__)
 def follow(
     spark: Any,
     log: SharedLog | Address,
-    sink: Sink,
+    sink: Sink | Route | Sequence[Sink],
     *,
     slot: str | None = None,
     transform: Any = None,
@@ -70,6 +71,11 @@ def follow(
     trigger is committed together with it, keyed by offset. There is no checkpoint. Executors fetch and write, the
     driver plans and commits; small triggers are written in the driver, which is quicker (``place`` forces either).
     Works with classic sessions and Spark Connect.
+
+    ``sink`` may be a route into many tables: a list of table sinks with their conditions, or
+    :func:`sl.tables.route <strandline.tables.route>` or :func:`sl.tables.by <strandline.tables.by>`. A trigger reads
+    the log once for all of them; each has its own cursor and commits. A table that fails, is slow or is new falls
+    behind alone and catches up from its own cursor. The slot follows the slowest.
 
     A sink without a cursor starts at ``start``: the ``"beginning"``, which is ``CursorExpired`` if it was trimmed, at
     what is ``"retained"``, at ``"now"``, an offset, a time or a cursor. ``slot`` is created if it is missing, claimed
@@ -101,27 +107,37 @@ def follow(
     _refuse(given)
     timing = parse_trigger(trigger or _TRIGGER)
     workers = SparkWorkers(spark, place)
+    route = as_route(sink)
+    steps = on_step or (lambda _: None)
     with contextlib.ExitStack() as stack:
         source = stack.enter_context(opened(log, given))
-        if transform is not None:
-            sink, workers = transforming(spark, source, sink, transform, place)
         read = parse_options({**given, "path": source.url})
-        committer = begin(source, sink, slot, start=start, holder=str(CHANCE.uuid()), repair=repair)
-        with committer.abandoned_on_error():
-            position = None if slot is None else stack.enter_context(SlotHeartbeat(committer, source, env=SYSTEM))
-            engine = Engine(
-                _batching(timing, read.limit),
-                upto=_upto(read.end, source.end().next if timing.is_bounded else None),
-                retries=PATIENCE,
-                is_strict=True,
-            )
-            labels = (source.url, str(getattr(sink, "url", None) or getattr(sink, "table", "")))
-            counter = ProgressCounter(engine, timing, on_step or (lambda _: None), SYSTEM, labels)
-            follower = Follower(
-                engine, source, committer, position, SYSTEM, workers=workers, observer=counter, retries_errors=True
-            )
-            shown = pipeline_name(source, sink) if progress else None
-            following = Following(follower, committer, workers, counter, stack.pop_all(), shown)
+        batching = _batching(timing, read.limit)
+        upto = _upto(read.end, source.end().next if timing.is_bounded else None)
+        holder = str(CHANCE.uuid())
+        running: Running
+        if route is not None:
+            if transform is not None:
+                raise InvalidInput("A route has no transform of Spark: give each of its sinks a transform.")
+            name = f"{pipeline_name(source, None).partition(' ')[0]} → route"
+            chosen = RouteOptions(start, repair, slot, holder, batching, upto)
+            running = RoutedPipeline.opened(source, route, chosen, workers, steps, name)
+        else:
+            single = cast("Sink", sink)
+            if transform is not None:
+                single, workers = transforming(spark, source, single, transform, place)
+            name = pipeline_name(source, single)
+            committer = begin(source, single, slot, start=start, holder=holder, repair=repair)
+            with committer.abandoned_on_error():
+                position = None if slot is None else stack.enter_context(SlotHeartbeat(committer, source, env=SYSTEM))
+                engine = Engine(batching, upto=upto, gather=GATHER, retries=PATIENCE, is_strict=True)
+                labels = (source.url, str(getattr(single, "url", None) or getattr(single, "table", "")))
+                counter = ProgressCounter(engine, timing, steps, SYSTEM, labels)
+                follower = Follower(
+                    engine, source, committer, position, SYSTEM, workers=workers, observer=counter, retries_errors=True
+                )
+                running = SinglePipeline(follower, committer, workers, counter)
+        following = Following(running, stack.pop_all(), name if progress else None)
         following.start()
         return following
 
@@ -174,111 +190,6 @@ def _refuse(given: Mapping[str, str]) -> None:
         raise InvalidInput("A sink decodes by itself: give it a codec, or value='log'.")
     if "startingoffset" in given:
         raise InvalidInput("A sink resumes at its own cursor; pass start= for a new one.")
-
-
-class Following:
-    """A running pipeline. Leaving its ``with`` block stops it; it can be started again at any time."""
-
-    def __init__(
-        self,
-        follower: Follower,
-        committer: SinkCommitter,
-        workers: SparkWorkers,
-        progress: ProgressCounter,
-        resources: contextlib.ExitStack,
-        shown: str | None,
-    ) -> None:
-        """Use :func:`follow`. ``shown``: the title under which progress is shown; None: it is not."""
-        self._follower = follower
-        self._committer = committer
-        self._workers = workers
-        self._progress = progress
-        self._resources = resources
-        self._stopping = threading.Event()
-        self._ended = threading.Event()
-        self._failure: BaseException | None = None
-        self._display = contextlib.nullcontext() if shown is None else displayed(shown, self.progress)
-        self._thread = threading.Thread(target=self._run, name="strandline-spark-follow", daemon=True)
-
-    def start(self) -> None:
-        """Called by :func:`follow`."""
-        self._thread.start()
-
-    def __repr__(self) -> str:
-        state = "running" if self.active else "ended" if self._failure is None else "failed"
-        return f"<pipeline {state}: {self.progress().line()}>"
-
-    def _repr_html_(self) -> str:
-        """Its progress as a table, for notebooks."""
-        return self.progress()._repr_html_()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def _run(self) -> None:
-        try:
-            with self._resources, self._display, self._committer.abandoned_on_error():
-                self._follower.run(self._committer.start, self._stopping)
-                if self._stopping.is_set():
-                    self._committer.abandon()  # if nothing was stored, leave nothing behind
-                else:
-                    self._committer.settle()
-                self._measure_lag()  # as long as the log is open
-        except BaseException as error:  # noqa: BLE001 - it is raised where the pipeline is awaited
-            if not self._stopping.is_set() or not isinstance(error, StrandlineError):
-                self._failure = error
-        finally:
-            self._ended.set()
-
-    @property
-    def active(self) -> bool:
-        """Whether it is still running."""
-        return not self._ended.is_set()
-
-    def cursor(self) -> Cursor | None:
-        """The sink's stored cursor."""
-        return self._committer.cursor(self._follower.log.log_id)
-
-    def progress(self) -> PipelineProgress:
-        """The pipeline's progress. Reads the log's listing for the lag, and the table's cursor, but no record."""
-        self._measure_lag()
-        return self._progress.progress(self.cursor(), self._workers.ran_jobs)
-
-    def _measure_lag(self) -> None:
-        log = self._follower.log
-        if isinstance(log, PushedLog) or (self._ended.is_set() and self._progress.lag is not None):
-            return
-        with contextlib.suppress(StrandlineError):  # closed by now, or not to be reached: what it was before
-            cursor = self.cursor() or self._committer.start
-            hot = log.hot if isinstance(log, TieredLog) else log
-            self._progress.measured(lag_of(hot, cursor.next, self._follower.env.clock.now()))
-
-    @checked
-    def await_termination(self, timeout: float | None = None) -> bool:
-        """Block until the pipeline has ended (True), or until the timeout (False); raises the error that ended it."""
-        if not self._ended.wait(timeout):
-            return False
-        if self._failure is not None:
-            raise self._failure
-        return True
-
-    def exception(self) -> BaseException | None:
-        """The error that ended the pipeline (``Fenced``, ``Gap``, ``CorruptData``…), or None."""
-        return self._failure
-
-    def stop(self) -> None:
-        """Stop, and return only when nothing of this pipeline is running any more.
-
-        A running job is cancelled: its range is applied by the next run.
-        """
-        self._stopping.set()
-        self._workers.cancel()
-        self._thread.join(_STOP_SECONDS)
-        if self._thread.is_alive():
-            raise TimeoutError(f"A trigger did not end within {_STOP_SECONDS:.0f} seconds of being stopped.")
 
 
 @checked

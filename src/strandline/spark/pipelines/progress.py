@@ -57,6 +57,8 @@ class PipelineProgress:
     """Records per second, over the last minute; None before the first commit."""
     last_commit: datetime | None = None
     """When the last commit ended, by the driver's clock."""
+    upkeep_failures: int = 0
+    """Rounds of the table's upkeep that failed, and are tried again; the pipeline goes on."""
 
     def line(self) -> str:
         """One line for operators.
@@ -144,14 +146,15 @@ class ProgressCounter(Observer):
             bad_records=was.bad_records + bad,
             seconds=found.seconds,
             last_commit=_EPOCH + timedelta(microseconds=self.env.clock.now()),
+            upkeep_failures=found.upkeep_failures,
         )
         self._recent.append((now - found.seconds, now, records))
         while self._recent and self._recent[0][1] < now - _WINDOW:
             self._recent.popleft()
-        metrics.PIPELINE_COMMITS.labels(*self.labels).inc()
-        metrics.PIPELINE_RECORDS.labels(*self.labels).inc(records)
-        metrics.PIPELINE_BAD_RECORDS.labels(*self.labels).inc(bad)
-        metrics.PIPELINE_COMMIT_SECONDS.labels(*self.labels).observe(found.seconds)
+        failures = found.upkeep_failures - was.upkeep_failures
+        metrics.count_commit(
+            self.labels, records=records, bad_records=bad, seconds=found.seconds, upkeep_failures=failures
+        )
         if not self.timing.is_bounded:
             window = max(self.timing.pace, found.seconds * (1 / BUSY_SHARE - 1))
             self.engine.batching = replace(self.engine.batching, window=window)

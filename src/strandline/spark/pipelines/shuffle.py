@@ -24,11 +24,11 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as sql
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from strandline.errors import CorruptData, SchemaRefused
+from strandline.errors import SchemaRefused
 from strandline.model.cursor import Span
 from strandline.spark.datasource.shaping import shaped
 from strandline.spark.pipelines.transform import FrameTransform, spark_columns
-from strandline.tables.files.part import PartReader, TablePart
+from strandline.tables.files.part import PartReader, TablePart, complete_rows
 from strandline.tables.rows.types import storable, stored
 from strandline.tables.work import records_of
 from strandline.tables.written import Written
@@ -122,7 +122,7 @@ class ShuffleJob:
         def read(number: int) -> tuple[PartReader, Iterator[pa.Table]]:
             check()
             reader = part.reader()
-            return reader, _complete(reader, groups[number], most)
+            return reader, complete_rows(reader, records_of(groups[number], most), groups[number])
 
         return read
 
@@ -188,18 +188,6 @@ def observed_reports(seen: Observation, readers: int) -> dict[int, Written]:
     waiting.join(_METRIC_SECONDS)
     reports = [pickle.loads(one) for one in found]  # noqa: S301 - written by our own tasks
     return {one.number: one for one in reports if one.number < readers}
-
-
-def _complete(reader: PartReader, spans: Sequence[Span], most: int | None) -> Iterator[pa.Table]:
-    """The rows of all records of the spans; ``CorruptData`` if those were not each of their offsets once."""
-    yield from reader.rows(records_of(spans, most))
-    found = (reader.first, reader.next, reader.records)
-    expected = (spans[0].first, spans[-1].next, spans[-1].next - spans[0].first)
-    if found != expected:
-        raise CorruptData(
-            f"A worker read {found[2]} records between offsets {found[0]} and {found[1]} where each of the offsets "
-            f"{expected[0]} to {expected[1] - 1} is expected once. Nothing was committed; start it again."
-        )
 
 
 def _numbers(batches: Batches) -> Iterator[int]:

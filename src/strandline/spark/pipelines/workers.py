@@ -23,13 +23,16 @@ from strandline.spark.failures import UserFailures, rerun_if_lost
 from strandline.spark.pipelines.shuffle import ShuffleJob, observed_reports
 from strandline.spark.pipelines.transform import FrameTransform
 from strandline.spark.task_payload import check_version
+from strandline.tables.exchange import exchanged
 from strandline.tables.files.part import TablePart
-from strandline.tables.work import InProcess, assigned, is_shuffled, written
+from strandline.tables.routes.work import RoutedReport, RoutedTask
+from strandline.tables.work import InProcess, assigned, is_exchanged, is_shuffled, written
 from strandline.tables.written import Written
 
 Place: TypeAlias = Literal["auto", "driver", "executors"]
 """Where a range is written: by its size, or always in the driver's process, or always by executors."""
 
+_WHAT: Final = "The sink's transform, or its codec,"
 JOB_BYTES: Final = 16 << 20
 """Bytes in memory from which a range is worth a Spark job, which costs about 0.1 seconds; smaller ones take less than
 that in the driver."""
@@ -68,6 +71,23 @@ class SparkWorkers:
             return self._place == "executors"
         return self.sizes.total(spans) >= JOB_BYTES
 
+    def works_here(self, spans: Sequence[Span]) -> bool:
+        """Whether a range is written in the driver, since that is quicker."""
+        return not self._uses_executors(spans)
+
+    def run_routed(self, tasks: Sequence[RoutedTask], title: str) -> Sequence[RoutedReport]:
+        """Write the tables of a route in one job; see :class:`~strandline.followers.routes.jobs.RouteWorkers`."""
+        if self._is_cancelled:
+            raise JobFailed(f"The pipeline is being stopped; nothing of this was committed: {title}")
+        self.ran_jobs += 1
+        try:
+            with self._pool.shown(title):
+                done = self._pool.results(tasks, title, "A sink's transform, or its codec,")
+        except JobFailed as error:
+            raise self._failures.judged(error, error.__cause__) from error.__cause__
+        self._failures.succeeded()
+        return done
+
     def tasks(self, spans: Sequence[Span]) -> int:
         """As many as the cores, for large ranges a multiple of them; in the driver one."""
         return len(pack(spans, self._pool.count, self.sizes.of)) if self._uses_executors(spans) else 1
@@ -91,9 +111,11 @@ class SparkWorkers:
             with self._pool.shown(title):
                 if self._transform is not None or is_shuffled(parts):
                     done = self._shuffled(parts, spans, most)
+                elif is_exchanged(parts):
+                    done = exchanged(parts, spans, most, lambda tasks: self._pool.results(tasks, title, _WHAT))
                 else:
                     tasks = [partial(written, part, list(own), most) for part, own in assigned(parts, spans)]
-                    done = self._pool.results(tasks, title, "The sink's transform, or its codec,")
+                    done = self._pool.results(tasks, title, _WHAT)
         except JobFailed as error:
             raise self._failures.judged(error, error.__cause__) from error.__cause__
         self._failures.succeeded()
