@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -58,13 +59,15 @@ def test_the_list_of_commands_says_of_each_what_its_own_help_says() -> None:
 
 @pytest.mark.parametrize(("command", "words"), list(commands()), ids=[" ".join(words) for _, words in commands()])
 def test_the_help_of_a_command_has_an_example_that_is_understood(command: Any, words: tuple[str, ...]) -> None:
-    [example] = [line.strip() for line in command.help.splitlines() if line.strip().startswith("Example: strandline ")]
-    name, *given = shlex.split(example)[2:]
-    called = imported_command(name)
-    while hasattr(called, "commands"):
-        called = called.commands[given.pop(0)]
-    called.make_context(name, given)  # a usage error if the example is wrong
-    assert f"strandline {' '.join(words)}" in example
+    examples = re.findall(r"^ *(?:Examples?: )?(strandline .*?)$", command.help, re.MULTILINE)
+    assert examples
+    for example in examples:
+        name, *given = shlex.split(example.partition(" > ")[0])[1:]
+        called = imported_command(name)
+        while hasattr(called, "commands"):
+            called = called.commands[given.pop(0)]
+        called.make_context(name, given)  # a usage error if the example is wrong
+        assert example.startswith(f"strandline {' '.join(words)}")
 
 
 @pytest.mark.parametrize("arguments", [("tail", "--json"), ("tail", "x", "--json", "--nonsense"), ("taill", "--json")])

@@ -158,7 +158,8 @@ def test_the_help_of_every_command_fits(run: Run, monkeypatch: pytest.MonkeyPatc
         assert "…" not in shown.replace("doctor-…", "").replace("ROLE,…", ""), (
             f"something is cut in the help of {words}"
         )
-        assert not re.search(r"<(bool|str|int|float|path|list)|<\w[^>]*$|[{}]", shown, re.MULTILINE), words
+        marks = shown.replace("{name}", "")
+        assert not re.search(r"<(bool|str|int|float|path|list)|<\w[^>]*$|[{}]", marks, re.MULTILINE), words
 
 
 def called(command: Callable[[str], Any], names: Iterable[str]) -> Iterator[list[str]]:

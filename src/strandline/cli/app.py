@@ -33,6 +33,8 @@ COMMANDS: Final = {
     "export": ("bulk.export", "Write the records of a range into files, each once, in order."),
     "snapshot": ("bulk.snapshot", "Seal the newest value of each key, for stores to bootstrap from."),
     "load": ("bulk.load", "Append the rows of files to an object log: all of them or none."),
+    "seal": ("logs.seal", "End a log for good: no more records, and followers end there."),
+    "delete": ("bulk.delete", "Delete a log: its records, slots, dead letters, and the cold tier beside it."),
     "upgrade": ("bulk.upgrade", "Copy a queue of version 1 into a log, each batch once."),
     "quickstart": ("quickstart", "Follow a log into a table, killed half-way: the shortest proof."),
     "demo": ("demo.command", "Kill Spark at its worst moments, and count what is wrong."),
@@ -44,6 +46,8 @@ COMMANDS: Final = {
     "spark": ("spark", "Run a bulk command on Spark's executors."),
     "wal": ("logs.wal", "Inspect, repair, export and migrate a write-ahead log."),
     "node": ("node", "Run a node of a replicated log, and administer running ones."),
+    "serve": ("serve.run", "Run everything that a file names: logs, nodes, ingests, tables, HTTP."),
+    "config": ("serve.config", "Check, show and reload the file of a server."),
 }
 """The module that defines each command, and its help in the list of commands, which is shown without importing it."""
 

@@ -213,3 +213,38 @@ def test_a_table_is_described_on_lines_of_their_own(run: Run, log: str, tmp_path
     shown = run("table", "describe", tmp_path / "t", log).stdout.splitlines()
     assert shown[1].startswith("1 row in 1 file")
     assert shown[-1] == "applied up to offset 1; 0 records behind"
+
+
+def test_an_inferred_schema_is_printed_saved_and_used_unchanged(run: Run, log: str, tmp_path: Path) -> None:
+    files = tmp_path / "orders.jsonl"
+    files.write_text("".join(json.dumps({"id": n, "city": "Rome", "price": f"{n}.50"}) + "\n" for n in range(50)))
+    proposed = run("create", log, "--infer", files)
+    assert not Path(log).exists()
+    assert "note: The field 'price' is text and always a number" in proposed.stderr
+    assert f"strandline create {log} --schema FILE" in proposed.stderr
+    schema = tmp_path / "order.json"
+    schema.write_text(proposed.stdout)
+    for command in (
+        ("create", log, "--schema", schema),
+        ("load", files, log, "--job", "one", "--key", "id"),
+        ("follow", log, tmp_path / "table", "--until", "end", "--dead-letters", tmp_path / "letters"),
+    ):
+        done = run(*command)
+        assert (done.exit_code, done.stderr) == (0, "")
+    assert "0 records behind" in done.stdout
+    assert "dead letter" not in done.stdout
+    assert done.stdout.startswith("50 records applied")
+
+
+def test_a_log_of_bytes_gives_the_schema_of_its_tables(run: Run, log: str, tmp_path: Path) -> None:
+    run("produce", log, "--create", "--format", "json", given=orders(1, 2, 3))
+    found = json.loads(run("create", log, "--infer", log, "--json").stdout)
+    assert found["schema"]["properties"].keys() == {"id", "city"}
+    assert (found["values"], found["unfit"], found["notes"]) == (3, 0, [])
+
+
+def test_what_is_not_there_or_does_not_go_together_is_refused(run: Run, log: str, schema: Path) -> None:
+    missing = run("create", log, "--infer", f"{log}.jsonl")
+    assert missing.exit_code == 1
+    assert "There is neither a log nor a file at" in missing.stderr
+    assert run("create", log, "--infer", schema, "--schema", schema).exit_code == 2

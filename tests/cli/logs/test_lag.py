@@ -10,12 +10,13 @@ from uuid import UUID
 import pytest
 
 import strandline as sl
-from strandline.cli.logs.lag import Lag, floor_sentence, measured, note_on
+from strandline.cli.logs.lag import floor_sentence, note_on
 from strandline.log.object.head.head_log import HeadListing
 from strandline.log.object.head.index import StoredChunks
 from strandline.model.cursor import SECOND
 from strandline.model.head import Entry, Head, Pin
 from strandline.model.retention import Consumed, Forever, Invalidation, InvalidReason, Retention, SlotState
+from strandline.serve.log_state import LogState, measured
 from strandline.testing.plain import PlainStore
 from tests.cli.conftest import Run, Start
 
@@ -35,7 +36,7 @@ def slot(name: str, position: int, *, invalid: bool = False) -> SlotState:
     return SlotState(name, position, "me", 2, last_seen=4_000_000, invalid=gone)
 
 
-def seen_at(seconds: int, full: Head, states: list[SlotState], retention: Retention = Consumed()) -> Lag:  # noqa: B008
+def seen_at(seconds: int, full: Head, states: list[SlotState], retention: Retention = Consumed()) -> LogState:  # noqa: B008
     listing = HeadListing(full, StoredChunks(PlainStore()), seconds * SECOND)
     return measured(sl.open("memory://lag", create=True), listing, states, full.slots, retention)
 

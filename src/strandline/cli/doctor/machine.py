@@ -20,6 +20,7 @@ _JAVA: Final = (17, 21)
 _PURPOSES: Final = {
     "cli": "the command line",
     "delta": "Delta tables",
+    "http": "serving streams over HTTP",
     "iceberg": "Iceberg tables",
     "kafka": "topics and cold-tier events in Kafka",
     "nats": "key-value stores and streams in NATS",

@@ -51,7 +51,9 @@ def _fields(log: AnyLog, lag: Lag) -> dict[str, Any]:
         "retention": seen["retention"],
         "slot_lag_bytes": seen["lag_bytes"],
         "slot_idle_seconds": seen["idle_seconds"],
+        "sealed": bounds.sealed,
         "value": None,
+        "content_type": log.content_type,
         "slots": seen["slots"],
         "cold": None,
     }
@@ -76,10 +78,12 @@ def _lines(fields: dict[str, Any], lag: Lag) -> Iterator[Text]:
     yield Text.assemble((lag.url, "bold"), f"  {fields['kind']}")
     yield show.fact("id", fields["log_id"])
     size = "" if fields["bytes"] is None else f" ({show.size(fields['bytes'])} in its own tier)"
-    yield show.fact("holds", show.offsets(fields["first"], fields["next"]) + size)
+    sealed = "; sealed: no more records" if fields["sealed"] else ""
+    yield show.fact("holds", show.offsets(fields["first"], fields["next"]) + size + sealed)
     decided = "decided by the process that writes it"
     yield show.fact("retention", decided if lag.retention is None else f"{lag.retention}: {show.policy(lag.retention)}")
-    yield show.fact("values", _values(fields))
+    content = "" if fields["content_type"] is None else f", {fields['content_type']}"
+    yield show.fact("values", _values(fields) + content)
     if fields["cold"] is not None:
         yield show.fact("cold tier", f"{fields['cold']['store']}; its own tier begins at offset {lag.bounds.first:,}")
     for slot in lag.slots:

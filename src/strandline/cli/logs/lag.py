@@ -4,41 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import partial
-from typing import Annotated, Any, Final
-from uuid import UUID
+from typing import Annotated, Final
 
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-import strandline as sl
 from strandline.cli.logs.queue_lag import QueueLag, look_at_queue
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import AnyLog, AnyLogAt, open_shared
 from strandline.cli.shared.common import QueueFormatOption, connecting
-from strandline.cli.shared.decoding import named_format
 from strandline.cli.shared.options import option
 from strandline.cli.shared.text import escaped
-from strandline.log.object.head.head_log import HeadListing
-from strandline.log.slots.slot_lag import records_kept, slot_lags
-from strandline.log.slots.trimming import floor as lowest
-from strandline.log.slots.trimming import pending_positions
-from strandline.log.wal.read.reading import WalListing
-from strandline.model.cursor import SECOND, Bounds
-from strandline.model.head import Pin
-from strandline.model.retention import FOREVER, NO_LIMITS, Retention, SlotLimits, SlotState
 from strandline.node.messages import NodeSlot, SlotKind
+from strandline.serve.log_state import LogState, log_state
 from strandline.storage.clock import CLOCK
-from strandline.tier.read.tiered_log import hot_tier
-
-_AS_WRITTEN: Final = (
-    "Positions are as the process that writes the log last stored them: a consumer may be further by now."
-)
 
 _SILENT: Final = 60.0
 """Seconds without a sign of a replica after which advice is given."""
@@ -48,63 +33,8 @@ EVERY: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Lag:
-    """A log and all its slots at one moment."""
-
-    url: str
-    log_id: UUID
-    bounds: Bounds
-    slots: tuple[NodeSlot, ...]
-    now: int
-    """The moment, in microseconds."""
-    retention: Retention | None = FOREVER
-    """None if the log does not tell: its writer, or its node, decides."""
-    limits: SlotLimits = NO_LIMITS
-    records_kept: int | None = None
-    """What the next trim would delete if the slots that pin the floor were up to date; None if it deletes nothing."""
-    pins: Mapping[str, Pin | None] = field(default_factory=dict)
-    """Slots that are being created or moved, with what each pins meanwhile."""
-    note: str | None = None
-    """What a reader of the positions has to know."""
-    values: str | None = None
-    """The format of the values, if the log names one."""
-
-    @property
-    def floor(self) -> int | None:
-        """The lowest position that a slot still needs; None without any."""
-        return lowest([slot.lag.state for slot in self.slots], pending_positions(self.pins.values()))
-
-    @property
-    def floor_without(self) -> int | None:
-        """Where the floor would be without the slots that pin it."""
-        floor, pending = self.floor, pending_positions(self.pins.values())
-        others = [slot.lag.state for slot in self.slots if slot.lag.state.position != floor]
-        return lowest(others, [position for position in pending if position != floor])
-
-    @property
-    def creating(self) -> dict[str, int]:
-        """Slots without a cell yet, with the offset that each pins."""
-        known = {slot.lag.state.name for slot in self.slots}
-        return {name: pin.position for name, pin in self.pins.items() if pin is not None and name not in known}
-
-    def fields(self) -> dict[str, Any]:
-        """The fields of ``--json``."""
-        return {
-            "url": self.url,
-            "log_id": str(self.log_id),
-            "first": self.bounds.first,
-            "next": self.bounds.next,
-            "floor": self.floor,
-            "floor_without": self.floor_without,
-            "slots": [slot_fields(slot, self.now) for slot in self.slots],
-            "records_kept": self.records_kept,
-            "retention": None if self.retention is None else str(self.retention),
-            "lag_bytes": self.limits.lag_bytes or None,
-            "idle_seconds": self.limits.idle_seconds or None,
-            "creating": self.creating,
-            "note": self.note,
-            "values": self.values,
-        }
+class Lag(LogState):
+    """The same, as the command shows it."""
 
     def rendered(self) -> RenderableType:
         """The text output."""
@@ -135,31 +65,6 @@ class Lag:
         """The same on one line."""
         slots = "; ".join(f"{slot.lag.state.name} {state_of(slot)}" for slot in self.slots)
         return f"offsets {self.bounds.first:,} to {self.bounds.next:,}; {slots or 'no slots'}"
-
-
-def slot_fields(slot: NodeSlot, now: int) -> dict[str, Any]:
-    """A slot with its lag as fields of ``--json``, wherever one is shown. None: does not apply, or is not known."""
-    lag, state, gone = slot.lag, slot.lag.state, slot.lag.state.invalid
-    fields = {
-        "slot": state.name,
-        "kind": slot.kind,
-        "position": state.position,
-        "holder": state.holder,
-        "epoch": state.epoch,
-        "invalid": None if gone is None else str(gone.reason),
-        "invalid_for": None if gone is None else max(0.0, (now - gone.at) / SECOND),
-        "records_behind": lag.records_behind,
-        "bytes_behind": lag.bytes_behind,
-        "seconds_behind": lag.seconds_behind,
-        "seconds_since_seen": lag.seconds_since_seen,
-        "pins_floor": lag.pins_floor,
-        "retained_bytes": lag.retained,
-        "bytes_left": lag.bytes_left,
-        "idle_left": lag.seconds_left,
-        "expires_in": lag.expires_in,
-        "pending": lag.pending,
-    }
-    return {name: round(value, 3) if isinstance(value, float) else value for name, value in fields.items()}
 
 
 @connecting
@@ -219,37 +124,8 @@ def _watch(looking: Callable[[], Lag | QueueLag], every: float) -> None:
 
 def current_lag(log: AnyLog) -> Lag:
     """The current lag of the log and its slots. Of an object log, as far as its own tier retains it."""
-    hot, now = hot_tier(log), CLOCK.now()
-    values = named_format(hot)
-    if isinstance(hot, sl.node.RemoteLog):
-        found = hot.slot_lags()
-        decided = found.retention, found.limits, found.records_kept
-        return Lag(hot.url, hot.log_id, hot.bounds(), found.slots, now, *decided, values=values)
-    states = list(hot.slots.list())  # before the end: then no slot is ahead of it
-    if isinstance(hot, sl.log.ObjectLog):
-        head, identity = hot.head(), hot.identity
-        retention, limits = identity.retention, identity.limits
-        seen = measured(log, HeadListing(head, hot.chunks, now), states, head.slots, retention, limits)
-    else:
-        seen = measured(log, WalListing(hot, hot.bounds(), now), states, {}, None)  # its writer knows the retention
-    note = _AS_WRITTEN if states and isinstance(hot, sl.log.WalReader) else None
-    return replace(seen, note=note, values=values)
-
-
-def measured(
-    log: AnyLog,
-    listing: HeadListing | WalListing,
-    states: Sequence[SlotState],
-    pins: Mapping[str, Pin | None],
-    retention: Retention | None,
-    limits: SlotLimits = NO_LIMITS,
-) -> Lag:
-    """The lag of slots against the batches of a log."""
-    now = listing.now
-    found = slot_lags(listing, states, pins=pins, retention=retention, limits=limits, now=now)
-    kept = None if retention is None else records_kept(listing, found, pins=pins, retention=retention)
-    slots = tuple(NodeSlot(SlotKind.CONSUMER, each) for each in found)
-    return Lag(log.url, log.log_id, listing.bounds, slots, now, retention, limits, kept, pins)
+    seen = log_state(log, CLOCK.now())
+    return Lag(**{each.name: getattr(seen, each.name) for each in fields(seen)})
 
 
 def owner(slot: NodeSlot) -> str | None:
@@ -291,7 +167,7 @@ def _named(slot: NodeSlot) -> str:
     return f"replica {name}" if slot.kind is SlotKind.REPLICA else name
 
 
-def silent_replicas(seen: Lag) -> list[str]:
+def silent_replicas(seen: LogState) -> list[str]:
     """A sentence for each replica that pins records, and was not seen for a while."""
     return [
         f"Replica {lag.state.name!r} was last seen {show.seconds(lag.seconds_since_seen)} ago, and its slot pins "
@@ -305,7 +181,7 @@ def silent_replicas(seen: Lag) -> list[str]:
     ]
 
 
-def floor_sentence(seen: Lag) -> str:
+def floor_sentence(seen: LogState) -> str:
     """The slot that pins the floor, and the bytes that it retains."""
     if seen.floor is None:
         return "No valid slot pins anything: only the retention policy applies."

@@ -24,9 +24,8 @@ from strandline.cli.shared.common import (
 )
 from strandline.cli.shared.groups import ListingGroup, group
 from strandline.cli.shared.options import argument, option
-from strandline.cli.shared.text import parse_start
 from strandline.errors import NotFound
-from strandline.model.cursor import SECOND
+from strandline.model.cursor import SECOND, parse_start
 from strandline.model.retention import SlotLimits, SlotState, default_limits, parse_retention
 from strandline.node.messages import NodeSlot, SlotKind
 from strandline.tier.read.tiered_log import hot_tier

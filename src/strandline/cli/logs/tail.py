@@ -22,7 +22,7 @@ from strandline.cli.shared.text import escaped, moment, readable
 from strandline.errors import InvalidInput, NotReady, SlotInvalid, TransientStorageError
 from strandline.formats.json.records import record_fields, rows_of
 from strandline.log.read.planning import cursor_after
-from strandline.log.read.reading import fetch_in_order, pauses
+from strandline.log.read.reading import Arrival, fetch_in_order, pauses, wait_for_more
 from strandline.model.cursor import Start
 from strandline.storage.clock import CLOCK
 
@@ -145,7 +145,8 @@ def _batches(
             if not spans and not follow:
                 return
             if not spans:
-                log.wait(cursor, _WAIT)
+                if wait_for_more(log, cursor, _WAIT) is Arrival.END:
+                    return
                 waiting = None
         except (TransientStorageError, NotReady) as error:
             if not follow:

@@ -13,7 +13,6 @@ import typer
 from rich.text import Text
 
 import strandline as sl
-from strandline.cli.logs.lag import current_lag
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import object_log_at, open_shared
 from strandline.cli.shared.common import (
@@ -32,8 +31,10 @@ from strandline.compat.v1.trimming import GRACE, QueueTrimResult
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.log.object.maintain import trimmer
 from strandline.log.object.maintain.trimmer import TrimResult
-from strandline.log.slots.slot_metrics import MeasuredSlot, SlotMetrics
+from strandline.log.slots.slot_metrics import SlotMetrics
+from strandline.serve.log_state import log_state, measure_slots, trim_fields
 from strandline.serve.monitoring import Health
+from strandline.storage.clock import CLOCK
 
 _LOGGER: Final = logging.getLogger("strandline.trim")
 
@@ -83,7 +84,7 @@ def trim(
         with show.meter("deleting", total=None) as work, _unlogged():
             done = log.trim(grace=grace, dry_run=dry_run, everything=everything, on_progress=work.upto)
         bounds = log.bounds()
-        _report(f"{log.url}  offsets {bounds.first:,} to {bounds.next:,}", fields(done), lines(done, grace))
+        _report(f"{log.url}  offsets {bounds.first:,} to {bounds.next:,}", trim_fields(done), lines(done, grace))
         _warn(url, done)
         return
     if everything:
@@ -106,7 +107,7 @@ def _repeat(log: sl.log.ObjectLog, health: Health, stop: threading.Event, *, eve
     while not stop.is_set():
         try:
             done = log.trim(grace=grace)
-            seen = current_lag(log)
+            measure_slots(slots, log_state(log, CLOCK.now()))
         except StrandlineError as error:
             if not error.retryable:
                 raise
@@ -115,13 +116,6 @@ def _repeat(log: sl.log.ObjectLog, health: Health, stop: threading.Event, *, eve
         else:
             for word, sentence in lines(done, grace):
                 _LOGGER.info("%s: %s %s", log.url, word, sentence)
-            measured = {
-                lag.state.name: MeasuredSlot(
-                    lag.records_behind, lag.bytes_behind, lag.seconds_behind, lag.state.invalid is None
-                )
-                for _, lag in seen.slots
-            }
-            slots.measure(seen.bounds, seen.floor, measured)
             health.ready()
         stop.wait(max(1, every))
     slots.end()
@@ -157,32 +151,6 @@ def _warn(url: str, done: TrimResult) -> None:
             f"Slot {slot.name!r} {would} invalidated{reason} at offset {slot.position:,}: it pins nothing then. "
             f"Bootstrap its consumer again, then 'strandline slots reset {url} {slot.name} --at OFFSET', or drop it."
         )
-
-
-def fields(done: TrimResult) -> dict[str, Any]:
-    """The fields of ``--json`` for a log."""
-    return {
-        "dry_run": done.dry_run,
-        "floor": done.floor,
-        "trimmed_records": done.trimmed_records,
-        "trimmed_bytes": done.trimmed_bytes,
-        "invalidated": [
-            {
-                "slot": slot.name,
-                "position": slot.position,
-                "reason": None if slot.invalid is None else str(slot.invalid.reason),
-            }
-            for slot in done.invalidated
-        ],
-        "expired_holds": done.expired,
-        "deleted_objects": done.deleted,
-        "deleted_bytes": done.deleted_bytes,
-        "orphans": done.orphans,
-        "orphan_bytes": done.orphan_bytes,
-        "trims_waiting": done.waiting,
-        "clock_ahead_of_store_seconds": 0.0 if done.clocks is None else done.clocks.skew,
-        "listed_ahead_seconds": 0.0 if done.clocks is None else done.clocks.ahead,
-    }
 
 
 def lines(done: TrimResult, grace: int) -> list[Line]:

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from strandline.cli.logs.lag import slot_fields
 from strandline.cli.node.node_state import fields, lines, rendered, replica_slots, what_it_pins
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import client_security, connection_errors
@@ -26,6 +25,7 @@ from strandline.log.wal.log import WalLog
 from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.messages import Topology
 from strandline.node.node_folder import STATE, NodeFolder, plausible_term
+from strandline.serve.log_state import slot_fields
 from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK
 

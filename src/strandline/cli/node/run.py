@@ -19,7 +19,7 @@ from strandline.cli.shared.options import argument, option
 from strandline.cli.shared.targets import contents_at, is_free
 from strandline.errors import InvalidInput, StorageError
 from strandline.log.folders import FolderKind, refuse_others
-from strandline.model.retention import SlotLimits, default_limits, parse_bytes, parse_retention, parse_seconds
+from strandline.model.retention import SlotLimits, limits_of, parse_bytes, parse_retention, parse_seconds
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, parse_identities
 from strandline.node.lead.policies import FlowLimits
 from strandline.node.options import TierSettings
@@ -59,6 +59,7 @@ _PANELS: Final = {
 """The settings that are options, in the order of the help."""
 
 _GIVEN: Final[dict[str, tuple[str, Any, Any]]] = {
+    "name": ("--name", MISSING, None),
     "listen": ("--listen", f"127.0.0.1:{PORT}", listening_place),
     "nodes": ("--node", None, None),
     "retention": ("--retention", "forever", retention_policy),
@@ -119,11 +120,7 @@ class ReplicaLimits:
         >>> ReplicaLimits(max_idle=60).of_slots("age:7d"), ReplicaLimits(max_lag_bytes=0).of_slots("age:7d")
         (SlotLimits(lag_bytes=68719476736, idle_seconds=60), SlotLimits(lag_bytes=0, idle_seconds=0))
         """
-        usual = default_limits(parse_retention(retention))
-        return SlotLimits(
-            usual.lag_bytes if self.max_lag_bytes is None else self.max_lag_bytes,
-            usual.idle_seconds if self.max_idle is None else self.max_idle,
-        )
+        return limits_of(parse_retention(retention), self.max_lag_bytes, self.max_idle)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ class LogPlace:
         create: bool = False,
         retention: str | None = None,
         value: Codec | None = None,
+        content_type: str | None = None,
     ) -> AnyLog:
         """Open the log with its cold tier: for reading, and for its slots if other processes may change those.
 
@@ -84,8 +85,8 @@ class LogPlace:
         wal: dict[str, Any] = {"create": create} if writes else {"read_only": True}
         try:
             if folder is not None:
-                return sl.open(f"wal://{quote(folder)}", value=value, **wal)
-            return sl.open(self.url, create=create, retention=retention, value=value)
+                return sl.open(f"wal://{quote(folder)}", value=value, content_type=content_type, **wal)
+            return sl.open(self.url, create=create, retention=retention, value=value, content_type=content_type)
         except NotALog as error:
             if isinstance(error, WrongKind) or "create one" not in str(error):
                 raise

@@ -19,9 +19,10 @@ import typer
 from strandline.cli.shared import output as show
 from strandline.cli.shared.interruption import end_at_once
 from strandline.cli.shared.options import argument, flag, option, shared, with_groups
-from strandline.cli.shared.text import escaped, parse_start
+from strandline.cli.shared.text import escaped
 from strandline.compat.v1.log import QueueFormat
 from strandline.errors import Fenced, InvalidInput, ProducerFailed, StrandlineError
+from strandline.model.cursor import parse_start
 from strandline.model.retention import parse_bytes, parse_retention, parse_seconds
 
 P = ParamSpec("P")
@@ -51,7 +52,7 @@ Workers = Annotated[
 ]
 Until = Annotated[int | None, option("OFFSET", "Where it ends, without it; by default the log's end.", "--until")]
 Quiet = Annotated[bool, flag("Log warnings only.", "--quiet", "-q")]
-Follow = Annotated[bool, flag("Wait for new records at the end, until Ctrl-C.", "--follow", "-f")]
+Follow = Annotated[bool, flag("Wait for new records at the end, until Ctrl-C or a seal.", "--follow", "-f")]
 Create = Annotated[bool, flag("Make the log if there is none.", "--create")]
 DryRun = Annotated[bool, flag("Change nothing; show what would be done.", "--dry-run")]
 Schema = Annotated[

@@ -1,8 +1,9 @@
-"""Decoded values for the command line: as the log names them, or by a schema in a file."""
+"""Decoded values for the command line: as the log names them, by a schema in a file, or by one that is inferred."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -10,10 +11,14 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 import strandline as sl
-from strandline.errors import InvalidInput, NotFound, SchemaRefused, Unsupported
-from strandline.log.read.value_format import named_codec, named_versions
+from strandline.bulk import SchemaProposal
+from strandline.cli.shared import output as show
+from strandline.cli.shared.any_log import LogPlace
+from strandline.errors import InvalidInput, NotALog, Unsupported
+from strandline.log.read.value_format import named_codec
 from strandline.values import Codec
 from strandline.values.decoding import ERROR, decode_records, value_fields
+from strandline.values.schema.files import json_codec
 
 DecodeValues: TypeAlias = Callable[[pa.RecordBatch], list[Any]]
 """The value of each record: its fields, :class:`Unreadable`, or None."""
@@ -23,36 +28,6 @@ class Unreadable(str):
     """Why a value could not be decoded."""
 
     __slots__ = ()
-
-
-def json_codec(schema: Path) -> Codec:
-    """The codec of JSON values with the schema in a file."""
-    return codec_by(sl.values.Json, schema)
-
-
-def codec_by(kind: Callable[[str], Codec], schema: Path) -> Codec:
-    """The codec of a kind with the schema in a file; the error names the file."""
-    text = schema_text(schema)
-    try:
-        is_object = isinstance(json.loads(text), dict)
-    except (ValueError, RecursionError) as error:
-        raise SchemaRefused(f"The schema {schema} is not JSON: {error}.") from error
-    if not is_object:
-        raise SchemaRefused(f"The schema {schema} is neither a JSON Schema nor an Avro schema: those are JSON objects.")
-    try:
-        return kind(text)
-    except SchemaRefused as error:
-        raise SchemaRefused(f"The schema {schema} cannot be used: {error}") from error
-
-
-def schema_text(schema: Path) -> str:
-    """The text of a schema in a file."""
-    try:
-        return schema.read_text()
-    except OSError as error:
-        raise NotFound(f"The schema {schema} cannot be read: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"The schema {schema} is no text: it is not UTF-8.") from error
 
 
 def value_decoder(log: Any, schema: Path | None) -> DecodeValues:
@@ -123,7 +98,16 @@ def _text(value: pa.Scalar) -> str:
         return " ".join(pa.array([value]).to_string(indent=0).strip("[]\n ").split())
 
 
-def named_format(log: Any) -> str | None:
-    """Name and version of the format of a log's values; None if they are plain bytes, or the log does not tell."""
-    versions = named_versions(log)
-    return f"{versions[-1].format}, version {versions[-1].number}" if versions else None
+def inferred(source: str) -> SchemaProposal:
+    """The schema that the values at an address suggest."""
+    try:
+        with LogPlace(source).reading() as log:
+            return sl.bulk.infer(log)
+    except NotALog:
+        return sl.bulk.infer(source)
+
+
+def say_notes(found: SchemaProposal) -> None:
+    """Print what was ambiguous, a line each, on standard error; programs get it in the answer."""
+    for note in () if show.for_programs() else found.notes:
+        show.line(f"note: {note}", file=sys.stderr)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,22 +11,16 @@ from typing import Annotated, Any, Final
 import typer
 
 from strandline.cli.shared.options import flag, option
-from strandline.errors import InvalidInput, StrandlineError
-from strandline.log.lag import lag_of
+from strandline.errors import InvalidInput
 from strandline.node.flight.security import is_loopback
 from strandline.serve.http_server import serving
+from strandline.serve.log_state import measure_lag
 from strandline.serve.monitoring import Health, monitoring
 from strandline.storage.clock import CLOCK
-from strandline.storage.metrics import (
-    PIPELINE_LAG_BYTES,
-    PIPELINE_LAG_RECORDS,
-    PIPELINE_LAG_SECONDS,
-)
 
 _HIGHEST_PORT: Final = 65535
 _LAG_EVERY: Final = 5.0
 """Seconds between two measurements of a lag."""
-_LAGS: Final = (PIPELINE_LAG_RECORDS, PIPELINE_LAG_BYTES, PIPELINE_LAG_SECONDS)
 
 
 def listening_place(text: str) -> tuple[str, int]:
@@ -91,13 +84,7 @@ class Metrics:
 
         def measure() -> None:
             while True:
-                found: tuple[float | None, ...] = (None, None, None)
-                with contextlib.suppress(StrandlineError):
-                    if position is not None:
-                        lag = lag_of(log, position, CLOCK.now())
-                        found = (lag.records, lag.bytes, lag.seconds)
-                for gauge, value in zip(_LAGS, found, strict=True):
-                    gauge.labels(*labels).set(math.nan if value is None else value)
+                measure_lag(log, labels, position, CLOCK.now())
                 if stop.wait(_LAG_EVERY):
                     return
 

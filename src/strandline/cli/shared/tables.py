@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import typer
+
 import strandline as sl
 from strandline.cli.shared.common import Schema
-from strandline.cli.shared.decoding import json_codec
-from strandline.cli.shared.options import argument, option
-from strandline.errors import InvalidInput, Unsupported
-from strandline.log.read.value_format import named_codec
-from strandline.tables.maintain.contract import MaintainedTable
-from strandline.tables.maintain.opening import is_in_database
+from strandline.cli.shared.decoding import say_notes
+from strandline.cli.shared.options import argument, flag, option
+from strandline.errors import InvalidInput
+from strandline.tables.maintain.contract import MaintainedTable, RecordedTable
+from strandline.tables.maintain.opening import is_in_database, value_of
 from strandline.tables.rows.logged import Value
+from strandline.tables.rows.partitions import Layout, Upkeep
+from strandline.values.schema.files import json_codec
+from strandline.values.schema.json_schema_text import json_schema_of
 
 TableUrl = Annotated[
     str,
@@ -44,11 +48,7 @@ class RowOptions:
 
     def value(self, log: Any) -> Value | None:
         """The codec of the values: by the schema, else as the log says, if it does; None for bytes."""
-        if self.schema is not None:
-            return json_codec(self.schema)
-        with suppress(Unsupported):
-            return None if log is None or named_codec(log) is None else "log"
-        return None
+        return json_codec(self.schema) if self.schema is not None else value_of(log)
 
     def shape(self, value: Value | None) -> dict[str, Any]:
         """The arguments of a sink."""
@@ -57,6 +57,87 @@ class RowOptions:
     def sink(self, url: str, log: Any, **more: Any) -> MaintainedTable:
         """The sink of a table that is there; ``more`` are arguments of :func:`strandline.tables.existing`."""
         return sl.tables.existing(url, **self.shape(self.value(log)), **more)
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingOptions:
+    """The options of a command that makes tables: how values become columns, if no schema is given."""
+
+    raw: Annotated[
+        bool, flag("Keys and values as bytes, also of a log that names the format of its values.", "--no-decode")
+    ] = False
+    infer: Annotated[
+        bool,
+        flag(
+            "For a first look: choose the columns of a new table by a sample of the records that are there now. The "
+            "table says so, and keeps them; run again it takes those that it has.",
+            "--infer",
+        ),
+    ] = False
+
+    def check(self, rows: RowOptions, *, has_many: bool) -> None:
+        """Refuse what does not go together."""
+        if self.raw and rows.schema is not None:
+            raise typer.BadParameter("--schema decodes values: leave out --no-decode.")
+        if self.infer and (self.raw or rows.schema is not None or has_many):
+            raise typer.BadParameter("--infer goes with neither --schema nor --no-decode nor --by.")
+
+    def value(self, rows: RowOptions, log: Any, recorded: RecordedTable | None) -> tuple[Value | None, str | None]:
+        """The codec of the values, and the inferred schema that a new table is to record."""
+        if self.raw:
+            return None, None
+        if rows.schema is None and recorded is not None and recorded.inferred is not None:
+            return sl.values.Json(recorded.inferred), recorded.inferred
+        if not self.infer:
+            return rows.value(log), None
+        if recorded is not None:
+            raise InvalidInput("The table is there already, and its columns were not inferred: leave out --infer.")
+        found = sl.bulk.infer(log)
+        say_notes(found)
+        about = f"For a first look: columns inferred from {found.source}, and fixed since."
+        text = json.dumps({"description": about, **json_schema_of(found.schema)})
+        return sl.values.Json(text), text
+
+
+@dataclass(frozen=True, slots=True)
+class NewTableOptions(RowOptions):
+    """The options of a command that may make a table: also how its files are laid out, and looked after."""
+
+    partition_by: Annotated[
+        list[str] | None,
+        option(
+            "COLUMN",
+            "Divide a new Delta or Iceberg table by a column, or by day(COLUMN) or hour(COLUMN) of a time; may be "
+            "repeated.",
+        ),
+    ] = None
+    cluster_by: Annotated[
+        list[str] | None,
+        option("COLUMN", "Order the rows of a new Delta or Iceberg table's files by a column; may be repeated."),
+    ] = None
+    upkeep: Annotated[
+        float | None,
+        option(
+            "HOURS",
+            "Join small files between the commits, and remove versions that were replaced more than so many hours ago; "
+            "for Delta and Iceberg.",
+        ),
+    ] = None
+
+    def laid_out(self, table: str, recorded: Layout | None) -> dict[str, Any]:
+        """The sink's argument for the layout: as given, else as the table records it; none for a table without one."""
+        if is_in_database(table):
+            if self.partition_by or self.cluster_by:
+                raise InvalidInput(
+                    f"{table} is in a SQL database, which lays its tables out itself: leave out --partition-by and "
+                    "--cluster-by."
+                )
+            if self.upkeep is not None:
+                raise InvalidInput("--upkeep is for Delta and Iceberg tables: a database looks after its own.")
+            return {}
+        known = Layout() if recorded is None else recorded
+        upkeep = None if self.upkeep is None else Upkeep(self.upkeep)
+        return {"layout": Layout(self.partition_by or known.partition_by, self.cluster_by or known.cluster_by, upkeep)}
 
 
 def letters_at(table: str, named: str | None) -> str | bool | None:

@@ -7,7 +7,6 @@ from typing import Final
 
 from strandline.errors import InvalidInput
 from strandline.formats.json.records import InputRecord
-from strandline.model.cursor import Start
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -68,26 +67,3 @@ def parse_line(line: bytes, number: int, separator: bytes | None) -> InputRecord
     if not found:
         raise InvalidInput(f"Line {number} does not hold the key separator {separator.decode()!r}.")
     return InputRecord(key, value)
-
-
-def parse_start(text: str) -> Start:
-    """A position in a log: ``beginning``, ``retained``, ``now``, an offset, or a time of listing.
-
-    >>> parse_start("now"), parse_start("42"), str(parse_start("2026-01-15T05:29Z"))
-    ('now', 42, '2026-01-15 05:29:00+00:00')
-    """
-    match text:
-        case "beginning" | "retained" | "now":
-            return text
-        case _ if text.isdecimal():
-            return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise InvalidInput(
-            f"{text!r} is neither 'beginning', 'retained' nor 'now', nor an offset, nor a time such as "
-            "2026-01-15T05:29:00Z."
-        ) from error
-    if moment.tzinfo is None:
-        raise InvalidInput(f"The time {text!r} has no time zone: write {moment.isoformat()}Z if it is UTC.")
-    return moment

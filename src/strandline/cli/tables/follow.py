@@ -15,10 +15,12 @@ from strandline.cli.shared.common import INTERRUPTED, beginning, connecting, sto
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import Metrics
 from strandline.cli.shared.options import flag, option
-from strandline.cli.shared.tables import RowOptions, TableUrl, letters_at
-from strandline.errors import NotFound
+from strandline.cli.shared.tables import DecodingOptions, NewTableOptions, TableUrl, letters_at
+from strandline.cli.tables.routed import NAME, Answered, NamingOptions, follow_routed, for_name
+from strandline.followers.routes.progress import RouteOptions
+from strandline.storage.clock import CHANCE
 from strandline.tables.maintain.contract import MaintainedTable
-from strandline.tables.maintain.opening import sink_at
+from strandline.tables.maintain.opening import followed, recorded_at
 
 
 @connecting
@@ -37,10 +39,8 @@ def follow(
     slot: Annotated[
         str | None, option("NAME", "The slot that pins what is still to be applied; made if there is none.")
     ] = None,
-    options: RowOptions,
-    raw: Annotated[
-        bool, flag("Keys and values as bytes, also of a log that names the format of its values.", "--no-decode")
-    ] = False,
+    options: NewTableOptions,
+    decoding: DecodingOptions,
     start: Annotated[
         Any, beginning("Where a new table begins: beginning, retained, now, an offset or a time.")
     ] = "beginning",
@@ -58,22 +58,30 @@ def follow(
     fail_on_letters: Annotated[
         bool, flag("End with status 1 if this run has set records aside.", "--fail-on-letters")
     ] = False,
+    naming: NamingOptions,
     metrics: Metrics,
 ) -> None:
     """Keep a table in step with a log, exactly.
 
     Rows and position are one commit: killed at any moment and started again it continues from the position in the
     table. Two followers of one table cannot both commit. What the table keeps is recorded in it: without --mode, a
-    table that is there stays as it is.
+    table that is there stays as it is. --by keeps a table for each name among the records: one that fails is tried
+    again and stops no other.
 
-    Example: strandline follow ./orders ./tables/orders --slot orders --until end
+    For a first look at values that nobody has described, --infer chooses the columns; the table records them.
+
+    Examples: strandline follow ./orders ./tables/orders --slot orders --until end
+
+    strandline follow ./orders ./tables/changes --mode append --partition-by 'day(_timestamp)' --cluster-by customer
+
+    strandline follow ./shop './tables/{name}' --by source.table --schema './schemas/{name}.json' --slot tables
     """
     end = _end(until)
-    if raw and options.schema is not None:
-        raise typer.BadParameter("--schema decodes values: leave out --no-decode.")
+    has_many = naming.check(table)
+    decoding.check(options, has_many=has_many)
     opened = place.reading() if slot is None else place.writing()
     sinks: list[MaintainedTable] = []
-    progress = show.meter("following", total=None, note=lambda: "".join(map(_letters_of, sinks)))
+    progress = show.meter("following", total=None, note=lambda: _letters(sum(sink.bad_records for sink in sinks)))
     if end is None:
         log_to_stderr(logging.INFO)
     with (
@@ -83,52 +91,69 @@ def follow(
         progress as work,
         ExitStack() as measured,
     ):
-        shape = options.shape(None if raw else options.value(log))
-        shape["mode"] = mode or _recorded_mode(table)
-        letters = letters_at(table, dead_letters)
-        sink = sink_at(table, None, **shape, **({} if letters is None else {"dead_letters": letters}))
-        sinks.append(sink)
-        sink.meet(log)
-        since = sink.cursor(log.log_id)
-        first = log.position_of(start) if since is None else since.next
-        moved = measured.enter_context(metrics.lag_of(log, (log.url, sink.where), first))
 
-        def on_progress(cursor: sl.Cursor) -> None:
-            work.upto(cursor.next - first)
-            moved(cursor.next)
+        def sink_of(name: str) -> MaintainedTable:
+            place, own = table.replace(NAME, name), for_name(options, name)
+            recorded = recorded_at(place)
+            value, inferred = decoding.value(own, log, recorded)
+            shape = own.shape(value)
+            shape |= own.laid_out(place, None if recorded is None else recorded.layout)
+            letters = letters_at(place, dead_letters and dead_letters.replace(NAME, name))
+            sinks.append(followed(place, recorded, mode=mode, letters=letters, inferred=inferred, **shape))
+            return sinks[-1]
 
-        health.ready()
-        done = sl.follow(
-            cast("sl.Log", log),
-            cast("sl.followers.Sink", sink),
-            slot,
-            start=start,
-            upto=end,
-            stop=stop,
-            on_progress=on_progress,
-        )
-        behind = max(0, log.end().next - done.next)
+        if has_many:
+            last = log.end().next if end == "end" else end
+            chosen = RouteOptions(start, slot=slot, holder=str(CHANCE.uuid()), upto=last)
+            answered = follow_routed(
+                log, naming.route(table, sink_of), chosen, stop=stop, work=work, metrics=metrics, ready=health.ready
+            )
+        else:
+            sink = sink_of("")
+            sink.meet(log)
+            since = sink.cursor(log.log_id)
+            first = log.position_of(start) if since is None else since.next
+            moved = measured.enter_context(metrics.lag_of(log, (log.url, sink.where), first))
+
+            def on_progress(cursor: sl.Cursor) -> None:
+                work.upto(cursor.next - first)
+                moved(cursor.next)
+
+            health.ready()
+            done = sl.follow(
+                cast("sl.Log", log),
+                cast("sl.followers.Sink", sink),
+                slot,
+                start=start,
+                upto=end,
+                stop=stop,
+                on_progress=on_progress,
+            )
+            count = show.counted(done.next - first, "record")
+            text = f"{count} applied in {show.seconds(work.seconds)}: the table is at offset {done.next:,}"
+            answered = Answered(done.next - first, done.next, sink.bad_records, text)
+        behind = max(0, log.end().next - answered.next)
         interrupted = stop.is_set()
     fields = {
-        "records": done.next - first,
-        "next": done.next,
+        "records": answered.records,
+        "next": answered.next,
         "behind": behind,
-        "dead_letters": sink.bad_records,
+        "dead_letters": answered.letters,
         "seconds": round(work.seconds, 3),
         "interrupted": interrupted,
+        **answered.more,
     }
-    text = f"{show.counted(done.next - first, 'record')} applied in {show.seconds(work.seconds)}: "
-    text += f"the table is at offset {done.next:,}, {show.counted(behind, 'record')} behind{_letters_of(sink)}"
+    text = f"{answered.text}, {show.counted(behind, 'record')} behind{_letters(answered.letters)}"
     show.answer(fields, f"{'stopped: ' if interrupted else ''}{text}")
     if interrupted and end is not None:
         raise typer.Exit(INTERRUPTED)
-    if fail_on_letters and sink.bad_records:
+    if fail_on_letters and answered.letters:
         raise typer.Exit(1)
 
 
-def _letters_of(sink: MaintainedTable) -> str:
+def _letters(count: int) -> str:
     """What is said of the records that a run has set aside."""
-    return f", {show.counted(sink.bad_records, 'dead letter')}" if sink.bad_records else ""
+    return f", {show.counted(count, 'dead letter')}" if count else ""
 
 
 def _end(until: str) -> int | Literal["end"] | None:
@@ -139,12 +164,3 @@ def _end(until: str) -> int | Literal["end"] | None:
     if until.isdecimal():
         return int(until)
     raise typer.BadParameter(f"--until is end, forever or an offset, not {until!r}.")
-
-
-def _recorded_mode(table: str) -> str:
-    """What the table at an address keeps; of a new one the latest rows."""
-    try:
-        recorded = sink_at(table, None).recorded()
-    except NotFound:
-        return "latest"
-    return "latest" if recorded is None else recorded.opened_as

@@ -280,7 +280,7 @@ def _place_of(url: str, dead_letters: str | None) -> str | bool:
 @table.command()
 @guarded
 def optimize(url: TableUrl) -> None:
-    """Join small files of a table of all changes. Its follower may run meanwhile.
+    """Join small files of a table of all changes, or of a history. Its follower may run meanwhile.
 
     Example: strandline table optimize ./tables/orders
     """

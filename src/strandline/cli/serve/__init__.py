@@ -1,0 +1,1 @@
+"""Commands of the server: one process from one file."""

@@ -1,0 +1,172 @@
+"""Records beyond the protocol: whole records as JSON lines or as Arrow, into any stream and out of it. Pure.
+
+A stream's own content is the values of its records. These two notations carry key, operation, time and headers as well.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.errors import InvalidInput, StrandlineError
+from strandline.formats.arrow.header import admit_batch, check_message
+from strandline.formats.arrow.stream import END
+from strandline.formats.json.records import parse_record, record_fields, record_table, rows_of
+from strandline.model.records import MAX_BATCH_BYTES, READ_SCHEMA, RECORD_SCHEMA, TIMESTAMP, Op, conform
+from strandline.node.flight.wire.append_stream import check_types
+from strandline.node.flight.wire.protocol import read_batch, read_schema_message
+from strandline.serve.http.protocol.content import media_type, sizes_of
+from strandline.values.contract import Codec
+
+LINES: Final = "application/x-ndjson"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+NOTATIONS: Final = (LINES, ARROW)
+
+_OPS: Final = {op.name.lower(): int(op) for op in Op}
+_FIELD: Final = re.compile(r"at `\$\.?(?P<path>[^`]*)`|field '(?P<name>[^']*)'")
+_MOST_BATCHES: Final = 4096
+_RECORD_BYTES: Final = 64
+"""What a record takes beside key, value and headers, at least: its offset and its time."""
+
+
+class BadValue(StrandlineError):
+    """A value does not fit the format that the log names; nothing was appended. ``row`` counts from 0."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        """``reason`` is what the log's codec says."""
+        super().__init__(f"Record {row} does not fit the values of this log: {reason}. Nothing was appended.")
+        found = _FIELD.search(reason)
+        self.row, self.reason = row, reason
+        self.field = None if found is None else found["path"] or found["name"]
+
+
+class _Line(msgspec.Struct, forbid_unknown_fields=True):
+    """A record as most clients write it; others are read one by one."""
+
+    key: str | None = None
+    value: Any = None
+    op: str = "put"
+    offset: int | None = None
+
+
+_DECODER: Final = msgspec.json.Decoder(_Line)
+
+
+def notation_of(content_type: str | None) -> str | None:
+    """The notation of records that a content type names; None for any other."""
+    kind = media_type(content_type or "")
+    return kind if kind in NOTATIONS else None
+
+
+def accepted(accept: str | None) -> str | None:
+    """The notation of records that a reader asks for; None if it takes the stream's own content."""
+    kinds = [media_type(part) for part in (accept or "").split(",")]
+    return next((kind for kind in kinds if kind in NOTATIONS), None)
+
+
+def records_of(body: bytes, notation: str, *, now: int) -> pa.Table:
+    """The records in a body; ``InvalidInput`` says which line is wrong.
+
+    >>> records_of(b'{"key": "a", "value": {"n": 1}}', LINES, now=0).select(["key", "value"]).to_pylist()
+    [{'key': b'a', 'value': b'{"n":1}'}]
+    """
+    return _table_of_lines(body, now) if notation == LINES else _table_of_arrow(body, now)
+
+
+def _table_of_lines(body: bytes, now: int) -> pa.Table:
+    try:
+        body.decode()
+        lines = _DECODER.decode_lines(body)
+        values = [
+            None if line.value is None
+            else line.value.encode() if type(line.value) is str
+            else msgspec.json.encode(line.value)
+            for line in lines
+        ]  # fmt: skip
+        ops = [_OPS[line.op] for line in lines]
+    except (msgspec.MsgspecError, KeyError, UnicodeError, OverflowError, RecursionError):
+        return _table_one_by_one(body, now)
+    if not lines:
+        raise InvalidInput("The body holds no record: give one as JSON on each line.")
+    keys = [None if line.key is None else line.key.encode() for line in lines]
+    columns = {
+        "timestamp": pa.repeat(pa.scalar(now, pa.int64()), len(lines)).view(TIMESTAMP),
+        "op": pa.array(ops, pa.int8()),
+        "key": pa.array(keys, pa.binary()),
+        "value": pa.array(values, pa.binary()),
+    }
+    return pa.Table.from_batches(conform(pa.table(columns), now=now))
+
+
+def _table_one_by_one(body: bytes, now: int) -> pa.Table:
+    lines = [(number, line) for number, line in enumerate(body.split(b"\n"), 1) if line.strip()]
+    return record_table([parse_record(line, f"Line {number}") for number, line in lines], now=now)
+
+
+def _table_of_arrow(body: bytes, now: int) -> pa.Table:
+    """The records in an Arrow stream, message by message: each is judged by its header before Arrow unpacks it."""
+    source, view = pa.BufferReader(body), memoryview(body)
+    schema: pa.Schema | None = None
+    batches: list[pa.RecordBatch] = []
+    try:
+        while (at := source.tell()) < len(view) and bytes(view[at : at + len(END) + 1]) != END:
+            check_message(view[at:])
+            pa.ipc.read_message(source)
+            message = pa.py_buffer(bytes(view[at : source.tell()]))
+            if schema is None:
+                schema = read_schema_message(message)
+                check_types(pa.schema([column for column in schema if column.name != "offset"]))
+                continue
+            batch = read_batch(message, schema, MAX_BATCH_BYTES)
+            batches.append(admit_batch(batch, "A batch of the body", wrong=InvalidInput))
+            if len(batches) > _MOST_BATCHES:
+                raise InvalidInput(f"The body has more than {_MOST_BATCHES:,} Arrow batches: send larger ones.")
+    except (pa.ArrowException, OSError, EOFError, ValueError) as error:
+        if isinstance(error, StrandlineError):
+            raise
+        raise InvalidInput(f"The body is no Arrow stream ({str(error)[:200]}); nothing was appended.") from error
+    if schema is None or not batches:
+        raise InvalidInput("The body holds no record: give an Arrow stream with a batch.")
+    table = pa.Table.from_batches(batches, schema)
+    if "offset" in table.column_names:
+        table = table.drop_columns(["offset"])
+    return pa.Table.from_batches(conform(table, now=now), RECORD_SCHEMA)
+
+
+def check_values(records: pa.Table | pa.RecordBatch, codec: Codec) -> None:
+    """``BadValue`` for the first value that the codec of the log cannot decode."""
+    first = 0
+    for batch in records.to_batches() if isinstance(records, pa.Table) else [records]:
+        bad = codec.decode(batch.column("value")).bad
+        if bad.num_rows:
+            raise BadValue(first + bad.column("row")[0].as_py(), bad.column("reason")[0].as_py())
+        first += batch.num_rows
+
+
+def sizes_of_records(batch: pa.RecordBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """About the bytes of each record in a body of records: also one without key and value takes some."""
+    more: int = batch.column("headers").nbytes // max(1, batch.num_rows) + _RECORD_BYTES
+    return sizes_of(batch.column("value"), 0) + sizes_of(batch.column("key"), 0) + more
+
+
+def with_prefix(batch: pa.RecordBatch, prefix: bytes) -> pa.RecordBatch:
+    """The records whose key begins with these bytes."""
+    return batch.filter(pc.fill_null(pc.starts_with(batch.column("key"), prefix), False)) if prefix else batch
+
+
+def body_of_records(batches: Sequence[pa.RecordBatch], notation: str) -> bytes:
+    """The body of an answer with these records, which have offsets."""
+    if notation == ARROW:
+        sink = io.BytesIO()
+        with pa.ipc.new_stream(sink, READ_SCHEMA) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        return sink.getvalue()
+    return b"".join(msgspec.json.encode(record_fields(row)) + b"\n" for batch in batches for row in rows_of(batch))

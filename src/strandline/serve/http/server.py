@@ -1,0 +1,157 @@
+"""The HTTP server: uvicorn, and limits on headers and on silent connections, which uvicorn does not have."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any, ClassVar, Final
+
+from strandline.errors import MissingExtra, StorageError
+from strandline.serve.http.limits import HttpLimits
+from strandline.serve.http.requests import App
+
+try:
+    import uvicorn
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+except ImportError as _error:  # pragma: no cover - the extra is there in development
+    raise MissingExtra("The HTTP server needs the extra 'http': pip install 'strandline[http]'.") from _error
+
+_BACKLOG: Final = 2048
+_KEEP_ALIVE: Final = 65
+_DRAIN_SECONDS: Final = 10
+
+
+class Guarded(HttpToolsProtocol):
+    """The HTTP protocol of a connection, within limits of header bytes, header time and number of connections."""
+
+    limits: ClassVar[HttpLimits] = HttpLimits()
+    _timer: asyncio.TimerHandle | None = None
+    _stalled: asyncio.TimerHandle | None = None
+    _in_headers = True
+    _header_bytes = 0
+
+    def connection_made(self, transport: Any) -> None:
+        """Take a connection, unless there are too many."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.connections:
+            transport.abort()
+            return
+        self._expect_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection has ended."""
+        self._stop_timer()
+        self._takes_again()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The caller takes no more: unless it goes on in time, the connection ends, with what is still to be sent."""
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(self.limits.send_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The caller goes on."""
+        self._takes_again()
+        super().resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has come, unless its headers are too large."""
+        if self._in_headers:
+            self._expect_headers()
+            room = self.limits.header_bytes - self._header_bytes
+            self._header_bytes += len(data)
+            if len(data) > room and b"\r\n\r\n" not in data[:room]:
+                self._refuse_headers()
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._in_headers = True
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Keep a header. Those behind a body are dropped: they decide nothing, and no limit is on their number."""
+        if self._in_headers:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The headers of a request have come."""
+        self._in_headers, self._header_bytes = False, 0
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """The body of a request has come."""
+        super().on_message_complete()
+        self._in_headers = True
+
+    def _expect_headers(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self.limits.header_seconds, self._too_slow)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _takes_again(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _too_slow(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            self.transport.abort()
+
+    def _refuse_headers(self) -> None:
+        self._stop_timer()
+        self.transport.write(
+            b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.close()
+
+
+def server_of(app: App, limits: HttpLimits, *, ssl_certificate: str | None = None, ssl_key: str | None = None) -> Any:
+    """A uvicorn server for an application; it logs nothing by itself, and installs no signal handlers when embedded."""
+    config = uvicorn.Config(
+        app,
+        http=type("Guarded", (Guarded,), {"limits": limits}),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        date_header=True,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE,
+        timeout_graceful_shutdown=_DRAIN_SECONDS,
+        ssl_certfile=ssl_certificate,
+        ssl_keyfile=ssl_key,
+    )
+    return uvicorn.Server(config)
+
+
+@contextlib.contextmanager
+def serving(app: App, host: str, port: int, limits: HttpLimits | None = None) -> Iterator[int]:
+    """Serve an application in a thread during the block; gives the port. Port 0 is a free one."""
+    server = server_of(app, limits or HttpLimits())
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise StorageError(f"Streams cannot be served on {host}:{port}: {error}. Give another address.") from error
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="strandline-http", daemon=True)
+    with listening:
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()

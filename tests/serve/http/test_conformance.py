@@ -1,0 +1,64 @@
+"""The public conformance suite of the protocol: its core tests pass on each kind of log, and forks are refused."""
+
+import json
+import os
+import re
+import subprocess
+
+import pytest
+
+from strandline.node import Primary
+from strandline.serve.http.limits import HttpLimits
+from strandline.serve.http.streams import StreamRoot
+from tests.serve.http.client import served
+from tests.servers import HOME
+
+CORE, OTHERS = 250, 6
+"""Tests of the core, and those of subscriptions, which the suite leaves out unless they are asked for."""
+
+NODE = pytest.param("node", marks=pytest.mark.xfail(reason="the log of a node cannot be sealed yet", strict=True))
+
+FEW = 5
+
+LIMITS = HttpLimits(long_poll_seconds=2)
+
+
+def opened_node(address, *, content_type):
+    return Primary.open(address.removeprefix("wal://"))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["memory", "file", "wal", NODE])
+def test_the_core_of_the_suite_passes(kind, tmp_path):
+    program = HOME / "bin/streams"
+    if not program.exists():
+        pytest.skip("no server: the conformance suite of Durable Streams (make services)")
+    scheme = "wal" if kind == "node" else kind
+    root = f"memory://{tmp_path.name}" if kind == "memory" else f"{scheme}://{tmp_path}/streams"
+    with served(StreamRoot(root, opener=opened_node if kind == "node" else None), limits=LIMITS) as http:
+        core = run_core(program, http.port, tmp_path / "report.json")
+        failed = {name: message for name, (status, message) in core.items() if status == "failed"}
+        if 0 < len(failed) <= FEW:  # some wait for lifetimes of a second or two, which a busy machine misses
+            again = run_core(program, http.port, tmp_path / "again.json", failed)
+            failed = {name: again[name][1] for name in failed if again[name][0] == "failed"}
+    assert failed == {}
+    assert sum(status in ("passed", "failed") for status, _ in core.values()) == CORE
+    assert len(core) == CORE + OTHERS
+
+
+def run_core(program, port, report, only=()):
+    """Status and message of each test of the core, by its name."""
+    names = ["-t", "|".join(re.escape(name) for name in only)] if only else []
+    subprocess.run(
+        [program, "--testTimeout", "60000", "--reporter=json", f"--outputFile={report}", *names],
+        env={**os.environ, "STREAMS_URL": f"http://127.0.0.1:{port}"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    found = [test for file in json.loads(report.read_text())["testResults"] for test in file["assertionResults"]]
+    return {
+        test["fullName"]: (test["status"], test["failureMessages"][:1])
+        for test in found
+        if not any("Fork" in title for title in test["ancestorTitles"])
+    }
