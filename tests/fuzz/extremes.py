@@ -191,6 +191,9 @@ class _Files:
     def read(self, path: str) -> pa.Table:
         raise NotImplementedError
 
+    def remove(self, path: str) -> None:
+        raise NotImplementedError
+
 
 def _tried(codec: sl.values.Codec) -> Callable[[], AbstractContextManager[Try]]:
     keys = tuple(field.name for field in codec.schema if not pa.types.is_nested(field.type))

@@ -22,11 +22,12 @@ from strandline.compat.v1.manifest_format import decode_manifest
 from strandline.compat.v1.neighbours import decode_registration, encode_registration
 from strandline.errors import CorruptData, ExpectationFailed, InvalidInput, UnsupportedVersion
 from strandline.formats.arrow.block import Compression, encode_page
-from strandline.formats.arrow.stream import Layout, read_stream
+from strandline.formats.arrow.stream import StreamLayout, read_stream
 from strandline.formats.checksum import crc32c
 from strandline.formats.json.checked import encode_checked
 from strandline.formats.json.fields import Fields, write_record
 from strandline.formats.json.records import is_record, parse_record, record_fields, record_table, rows_of
+from strandline.formats.json.streams import StreamCodec, StreamDescription
 from strandline.formats.node.state import decode_node, encode_node
 from strandline.formats.node.ticket import (
     FeedTicket,
@@ -70,11 +71,12 @@ from strandline.formats.topic import decode_topic, encode_topic
 from strandline.formats.wal.folder import (
     Rewinding,
     SlotsFile,
+    WalIdentity,
     append_of,
     batch_metadata,
     decode_rewinding,
     decode_slots_file,
-    decode_wal_values,
+    decode_wal_identity,
     encode_rewinding,
     encode_slots_file,
     encode_wal_identity,
@@ -383,7 +385,7 @@ _STREAMS = {name: stream_of(table) for name, table in TABLES.items()}
 
 def read_cache(data: bytes) -> None:
     """A table of segments, which takes its place among the others; then somebody looks something up."""
-    found = read_stream(memoryview(data), Layout.of(SCHEMAS["segments"]), "x")
+    found = read_stream(memoryview(data), StreamLayout.of(SCHEMAS["segments"]), "x")
     tables = {**TABLES, "segments": pa.Table.from_batches(found.batches, SCHEMAS["segments"])}
     cache = SegmentCache.from_tables(tables)
     for offset in (0, 150, 499):
@@ -395,6 +397,7 @@ def read_cache(data: bytes) -> None:
 
 _SLOTS = SlotCodec("billing")
 _SLOT = Stamped(SlotState("billing", 17, "me", 4, 99, Invalidation(InvalidReason.HORIZON, 7)), 5, (OpId(UUID(int=9)),))
+_STREAM = Stamped(StreamDescription("0f" * 16, "text/plain", 7, 9, ttl=60), 5, (OpId(UUID(int=9)),))
 _CURSOR = Cursor(UUID(int=7), 42, 1)
 _FILES = (SnapshotFile("state/all.log", 12, "0f" * 32), SnapshotFile("NOTE", 0, "a1" * 32))
 _SNAPSHOT = Snapshot("/s", "append-log", 1, _CURSOR, 99, _FILES)
@@ -688,10 +691,11 @@ TARGETS = (
     ),
     _text(
         "wal-identity",
-        lambda data: decode_wal_values(data, "x"),
-        encode_wal_identity(UUID(int=7)),
-        encode_wal_identity(UUID(int=7), _VALUES),
+        lambda data: decode_wal_identity(data, "x"),
+        encode_wal_identity(WalIdentity(UUID(int=7))),
+        encode_wal_identity(WalIdentity(UUID(int=7), _VALUES, 9, "text/plain")),
     ),
+    _text("stream", lambda data: StreamCodec().decode(data, "x"), StreamCodec().encode(_STREAM)),
     _text("topic", lambda data: decode_topic(data, "x"), encode_topic(3)),
     _text("snapshot-manifest", lambda data: decode_snapshot(data, "x", "/s"), encode_snapshot(_SNAPSHOT)),
     _text(

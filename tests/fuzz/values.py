@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 import strandline as sl
+from strandline.errors import InvalidInput
+from strandline.values.proposal import propose
 from tests.fuzz.mutation import mutated
 from tests.fuzz.targets import Target, Try
 from tests.values.messages import order_files
@@ -70,7 +72,32 @@ def _target(name: str, codec: sl.values.Codec, *rows: dict[str, Any], is_text: b
     return Target(name, mutated(tuple(map(codec.encode_one, rows)), is_text=is_text), _tried(codec), memory=512 << 20)
 
 
+def _proposed() -> AbstractContextManager[Try]:
+    good = b'{"id": 1}'
+
+    def attempt(data: bytes) -> str:
+        try:
+            found = propose([good, data, None], "a sample")
+        except InvalidInput:  # nothing is left of the fields
+            return "refused"
+        bad = sl.values.Json(found.text).decode(pa.array([good, data], pa.binary())).bad.num_rows
+        assert bad == found.unfit <= 1
+        assert all(map(str.isprintable, found.notes))
+        return "bad" if bad else "fine"
+
+    return nullcontext(attempt)
+
+
+JSON = sl.values.Json(SCHEMA)
 TARGETS = (
+    Target(
+        "value-proposal",
+        mutated(
+            (JSON.encode_one(ROW), b'{"id": 1, "tags": {"10": [1.5, {"a": "2026-01-31T10:00:00Z"}]}}'), is_text=True
+        ),
+        _proposed,
+        memory=512 << 20,
+    ),
     _target("value-json", sl.values.Json(SCHEMA), ROW, {"id": 1}, is_text=True),
     _target("value-messagepack", sl.values.MessagePack(SCHEMA), ROW, {"id": 1}),
     _target("value-avro", sl.values.Avro(SCHEMA), ROW, {"id": 1}),

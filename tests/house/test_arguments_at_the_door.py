@@ -331,7 +331,7 @@ def admits(annotation: str, value: Any) -> bool:  # noqa: PLR0911 - one answer f
         "Literal",
     }
     times = {"float", "Timeout", "Duration", "HoldSeconds"}
-    numbers = {*times, "int", "Natural", "Start", "Positive", "Signed", "BatchSequence", "KeyVersion", "Port"}
+    numbers = {*times, "int", "Natural", "Start", "Positive", "Signed", "BatchSequence", "KeyVersion"}
     if names & {"Any", "object"} and "Mapping" not in names and "Callable" not in names:
         return True
     match value:

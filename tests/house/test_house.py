@@ -69,6 +69,13 @@ def test_the_clock_the_disk_and_chance_are_banned_outside_their_room(source: str
     assert "TID251" in ruff(source, "src/strandline/log/example.py")
 
 
+@pytest.mark.parametrize(("more", "count"), [("self, *, m", 12), ("self, m, *, n", 13)])
+def test_a_function_with_more_than_twelve_parameters_is_caught(more: str, count: int) -> None:
+    names = ", ".join([*more.split(", "), *"abcdefghijk"])
+    found = ruff(f"class A:\n    def f({names}) -> None:\n        ...\n", "src/strandline/example.py")
+    assert ("PLR0913" in found) == (count > 12)
+
+
 @pytest.mark.parametrize("room", some(["model", "formats", "log/object", "follow", "spark"], 2))
 def test_the_ban_reaches_every_room(room: str) -> None:
     assert "TID251" in ruff("import time\n\ntime.time()\n", f"src/strandline/{room}/example.py")

@@ -22,6 +22,7 @@ WRITER = WriterId(UUID(int=7))
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "append": ((pa.table({"value": [b"more"]}),), {"writer": WRITER, "number": 0}),
     "cursor_at": ((RECORDS,), {}),
+    "ended": ((RECORDS,), {}),
     "position_of": (("now",), {}),
 }
 NOT_CALLED = {"plan", "wait"}
@@ -55,7 +56,7 @@ def test_a_call_of_the_contract_works_or_is_refused(opened: Opened, name: str) -
         if isinstance(found, sl.Producer):
             found.close()
     except StrandlineError:
-        assert name in {"append", "producer", "slots"}
+        assert name in {"append", "producer", "seal", "slots"}
 
 
 def test_the_value_format_is_known_or_refused_with_the_reason(opened: Opened) -> None:

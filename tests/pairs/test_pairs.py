@@ -17,8 +17,11 @@ from strandline.cli.app import app
 from strandline.errors import (
     ExpectationFailed,
     Fenced,
+    InvalidInput,
+    NotALog,
     NotReady,
     NullKey,
+    Sealed,
     StrandlineError,
     Unsupported,
 )
@@ -62,6 +65,47 @@ def test_a_producer(opened: Opened) -> None:
         ]
     assert [handle.result(0).count for handle in handles] == [1, 1, 1]
     assert opened.values() == [*expected(), b"a", b"b", b"c"]
+
+
+NO_SEAL = No(Unsupported, "cannot be sealed yet", "A replicated log cannot be sealed yet.")
+NO_DELETION = No(Unsupported, "log of a node", "A replicated log is deleted with the folders of its nodes.")
+
+
+@pair(
+    "`seal()`",
+    default=("wal", "objects"),
+    wal_reader=READER,
+    replica=No(Unsupported, "only the primary", "Only the primary of a log orders records."),
+    primary=NO_SEAL,
+    node=NO_SEAL,
+    node_cold=NO_SEAL,
+    queue_v1=No(Unsupported, "cannot be sealed", "A queue of version 1 has no place for a seal."),
+)
+def test_a_sealed_log_is_read_to_its_end(opened: Opened) -> None:
+    assert opened.log.seal().next == RECORDS
+    assert opened.log.bounds().sealed
+    with pytest.raises(Sealed):
+        opened.append(RECORDS)
+    assert opened.values() == expected()
+    sink = MemorySink()
+    assert sl.follow(opened.log, sink).next == RECORDS  # which ends by itself
+
+
+@pair(
+    "`sl.bulk.delete`",
+    default=("wal", "objects"),
+    wal_reader=No(Fenced, "open for writing", "A write-ahead log that a process writes is not deleted."),
+    replica=NO_DELETION,
+    primary=NO_DELETION,
+    node=NO_DELETION,
+    node_cold=NO_DELETION,
+    queue_v1=No(NotALog, "no log", "It deletes logs: a queue of version 1 is deleted as it is acknowledged."),
+)
+def test_a_deleted_log_is_gone(opened: Opened) -> None:
+    opened.release()
+    assert sl.bulk.delete(opened.url).deleted
+    with pytest.raises(NotALog):
+        sl.open(opened.url)
 
 
 # --- following ---------------------------------------------------------------------------------------------------
@@ -282,6 +326,13 @@ def test_slots(opened: Opened) -> None:
 def test_verify(opened: Opened) -> None:
     seen = json.loads(command("verify", opened.url, "--json"))
     assert (seen["clean"], seen["examined"]["records"]) == (True, RECORDS)
+
+
+@pair("`sl.bulk.infer`", default=("wal", "node_cold"))
+def test_a_schema_is_inferred(opened: Opened) -> None:
+    opened.append(RECORDS)
+    with pytest.raises(InvalidInput, match=rf"No value of {RECORDS + 1} records of .* is a JSON object"):
+        sl.bulk.infer(opened.log)  # they are numbers; the sentence counts what was looked at
 
 
 @pair("`sl.bulk.verify`", default=("wal", "node_cold"))
