@@ -197,7 +197,9 @@ class LogClosed(StrandlineError):
 
 
 class CommitTimedOut(StrandlineError):
-    """The append is durable on the primary, but its commit policy was not satisfied in time. It may be, later."""
+    """The append or the seal is durable on the primary, but the commit policy was not satisfied in time. It may be,
+    later.
+    """
 
     retryable = True
 

@@ -26,8 +26,6 @@ def primary(tmp_path: Path) -> Iterator[sl.node.Primary]:
 
 
 class NodeLogContract(LogContract):
-    seals = False
-
     appends = 20
 
     @pytest.fixture(autouse=True)

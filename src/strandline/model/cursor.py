@@ -133,6 +133,14 @@ class Bounds:
     def __repr__(self) -> str:
         return f"Bounds(first={self.first}, next={self.next}{', sealed=True' if self.sealed else ''})"
 
+    @property
+    def extent(self) -> int:
+        """``next``, and one more if the log was sealed there: to nodes, a seal counts as one more record.
+
+        So what decides whether a record is durable, committed, or on a candidate decides the same of a seal.
+        """
+        return self.next + self.sealed
+
     def ended(self, at: int) -> bool:
         """Whether a reader that has everything below ``at`` has all that the log will ever hold."""
         return self.sealed and at >= self.next

@@ -18,6 +18,8 @@ class Heartbeat(NamedTuple):
     committed: int
     epoch: int
     """The topology's."""
+    sealed: bool = False
+    """Whether the last that is durable is a seal (:attr:`~strandline.model.cursor.Bounds.extent`)."""
 
 
 NO_HEARTBEAT: Final = Heartbeat(0, 0, 0, 0, 0)

@@ -113,17 +113,19 @@ class Primary(RunningNode, Produces, MembersApi):
         ``policy`` may ask for more than the node's own, never for less. The same ``writer`` and ``number`` again is a
         no-op. With ``expect``, ``ExpectationFailed`` unless the log ends exactly there. ``Fenced`` if this node does
         not lead any more: the records may be lost then. ``Overloaded`` while replicas are further behind than the flow
-        limits allow.
+        limits allow. With ``seal`` the log ends with the batch: the policy then counts for both.
         """
-        if seal:
-            self.seal()
         return self._role.append(
-            batch, append=numbered(writer, number), policy=as_policy(policy), timeout=timeout, expect=expect
+            batch, append=numbered(writer, number), policy=as_policy(policy), timeout=timeout, expect=expect, seal=seal
         )
 
-    def seal(self) -> NoReturn:
-        """``Unsupported``: a replicated log cannot be sealed yet."""
-        raise Unsupported(f"{self.name} has a replicated log, which cannot be sealed yet: nothing was changed.")
+    def seal(self, *, timeout: float = COMMIT_SECONDS) -> Cursor:
+        """Durably end the log under its commit policy, and return the cursor of its end. Idempotent.
+
+        ``CommitTimedOut`` if the policy is not satisfied in time: nothing is appended here from then on, and sealing it
+        again waits again. ``Fenced`` if this node does not lead any more.
+        """
+        return self._role.seal(timeout=timeout)
 
     def last_append(self, writer: WriterId) -> WriterState | None:
         """The last append of a writer, or of a source of ingested records; None if the log does not know it."""

@@ -77,6 +77,8 @@ class Topology:
     """The store of the log's cold tier; None for none."""
     membership: Membership | None = None
     """The recorded members of the log; None if they were never changed, or from an earlier version."""
+    sealed: bool = False
+    """Whether the primary's log was sealed. The seal counts as one more record in all offsets of nodes."""
 
 
 @dataclass(frozen=True, slots=True)

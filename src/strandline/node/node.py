@@ -23,7 +23,7 @@ from strandline.node.members.rules import check_member
 from strandline.node.messages import Caller, ElectionReport, NodeStatus, Topology, Upstream
 from strandline.node.node_folder import NodeFolder
 from strandline.node.options import NodeOptions
-from strandline.node.replicate.log_copy import LogCopy, check_cold, create_log, take_over_log
+from strandline.node.replicate.log_copy import LogCopy, check_settings, create_log, take_over_log
 from strandline.node.replicate.replica import Condition, ReplicaRole
 from strandline.storage.closing import Closing
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -70,9 +70,9 @@ class Node(Closing):
             if take_over is not None and not node_folder.state.generation:
                 take_over_log(node_folder, take_over, lease, options)
             if create and not node_folder.state.generation:
-                create_log(node_folder, lease)
+                create_log(node_folder, lease, content_type=options.content_type)
             self._candidacy = Candidacy(node_folder, options, connect)
-            check_cold(node_folder, options)
+            check_settings(node_folder, options)
             self.options = options
             self.node_folder = node_folder
             self._lease = None if lease is None else NodeLease(lease, node_folder, stop)
@@ -96,7 +96,7 @@ class Node(Closing):
             state = node_folder.state
             copy = LogCopy(node_folder) if state.generation else None
             # Readers saw no more than the copy: if all of it is committed, the watermark covers that.
-            knows = copy is not None and (state.settled or state.committed >= copy.log.bounds().next)
+            knows = copy is not None and (state.settled or state.committed >= copy.log.bounds().extent)
             self._role: PrimaryRole | ReplicaRole = self._follower(copy, state.committed, knows_committed=knows)
             """The current role. One thread changes it, any thread reads it."""
             self._leadership: Leadership | None = None
@@ -290,7 +290,7 @@ class Node(Closing):
         if self._lease is not None:
             self._lease.lease.release()
         self._settle()
-        committed, knows = primary.committed, primary.watermark.is_known
+        committed, knows = primary.watermark.now, primary.watermark.is_known
         primary.copy.reopen()  # queued appends are written or refused, and a failed log is usable again
         self._role = self._follower(primary.copy, committed, knows_committed=knows)
 
@@ -300,7 +300,7 @@ class Node(Closing):
         If that fails, the node serves no reads after a restart until a primary sends it the watermark.
         """
         role = self._role
-        committed = role.committed if isinstance(role, PrimaryRole) else role.watermark.shown
+        committed = role.watermark.now if isinstance(role, PrimaryRole) else role.watermark.shown
         try:
             self.node_folder.remember(committed=committed, settled=role.watermark.is_known)
         except StorageError as error:
@@ -421,9 +421,9 @@ class Node(Closing):
     def _report(self) -> ElectionReport:
         """This node's report for elections."""
         role = self._role
-        committed = role.watermark.highest if isinstance(role, ReplicaRole) else role.committed
+        committed = role.watermark.highest if isinstance(role, ReplicaRole) else role.watermark.now
         state, copy = self.node_folder.state, self.copy
-        durable, adopted = (0, 0) if copy is None else (copy.log.bounds().next, state.adopted)
+        durable, adopted = (0, 0) if copy is None else (copy.log.bounds().extent, state.adopted)
         failed = None if self.failure is None else str(Condition.FAILED)
         unhealthy = failed if state.trouble is None else state.trouble.state
         # Read last: a record that this node has acknowledged to a primary before it saw the caller's term is in here.

@@ -80,6 +80,9 @@ class NodeOptions:
         ),
     ] = None
     tiering: TierSettings = field(default_factory=TierSettings)
+    content_type: Annotated[
+        str | None, Option("The media type of the values, which a new log records for good.", "TYPE")
+    ] = None
     automatic: Annotated[bool, Option("Take over when the primary is gone; needs a lease and a quorum.")] = False
 
     @property

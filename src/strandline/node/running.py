@@ -285,6 +285,11 @@ class RunningNode(WithoutFormat, LogReading, Closing):
             return f"it is {self.condition}" if self.trouble is None else f"it is {self.condition}: {self.trouble}"
         return None if self.node.knows_committed else "it does not know yet what is committed"
 
+    @property
+    def content_type(self) -> str | None:
+        """The media type of the values, as recorded when the log was created; None: unspecified."""
+        return self.node.log.content_type
+
     def wait_until(self, condition: Callable[[], bool], timeout: Timeout) -> bool:
         """Block until a condition holds (True), or until the timeout, a failure or the close (False)."""
         deadline = self._env.clock.monotonic() + timeout

@@ -16,19 +16,17 @@ from tests.servers import HOME
 CORE, OTHERS = 250, 6
 """Tests of the core, and those of subscriptions, which the suite leaves out unless they are asked for."""
 
-NODE = pytest.param("node", marks=pytest.mark.xfail(reason="the log of a node cannot be sealed yet", strict=True))
-
 FEW = 5
 
 LIMITS = HttpLimits(long_poll_seconds=2)
 
 
 def opened_node(address, *, content_type):
-    return Primary.open(address.removeprefix("wal://"))
+    return Primary.open(address.removeprefix("wal://"), content_type=content_type)
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("kind", ["memory", "file", "wal", NODE])
+@pytest.mark.parametrize("kind", ["memory", "file", "wal", "node"])
 def test_the_core_of_the_suite_passes(kind, tmp_path):
     program = HOME / "bin/streams"
     if not program.exists():

@@ -12,7 +12,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline import errors
-from strandline.errors import CorruptData, ExpectationFailed, StrandlineError
+from strandline.errors import CorruptData, ExpectationFailed, Sealed, StrandlineError
 from strandline.formats.arrow.block import page_checksum
 from strandline.formats.checksum import crc32c
 from strandline.formats.json.fields import Fields, write_fields
@@ -47,7 +47,10 @@ class Flag:
     PROVEN: Final = 16
     """The log batch holds records of an ingested source: position, term and fingerprint of the source follow."""
 
-    ALL: Final = LAST | NUMBERED | HEARTBEAT | READ | PROVEN
+    SEALED: Final = 32
+    """The last that is durable on the primary is a seal. Nodes of earlier versions refuse such a heartbeat."""
+
+    ALL: Final = LAST | NUMBERED | HEARTBEAT | READ | PROVEN | SEALED
 
 
 class Note(NamedTuple):
@@ -79,10 +82,12 @@ def encode_note(note: Note) -> bytes:
     """The bytes of a note: of constant size, with the proof of an ingested source behind it, if it has one."""
     writer, number = (note.append[0].bytes, note.append[1]) if note.append else (bytes(16), 0)
     proof = proof_of(note.append[0]) if note.append else None
+    *numbers, sealed = note.heartbeat
     flags = note.flags | (Flag.NUMBERED if note.append else 0) | (0 if proof is None else Flag.PROVEN)
+    flags |= Flag.SEALED if sealed else 0
     what = (note.first, note.records, note.term, note.timestamp, writer, number)
     behind = b"" if proof is None else _PROOF.pack(*proof)
-    return _sealed(_NOTE.pack(_VERSION, flags, *what, *note.heartbeat, note.content) + behind)
+    return _sealed(_NOTE.pack(_VERSION, flags, *what, *numbers, note.content) + behind)
 
 
 def decode_note(data: bytes | memoryview | None, where: str) -> Note:
@@ -100,7 +105,10 @@ def decode_note(data: bytes | memoryview | None, where: str) -> Note:
         proof = SourceProof(*_PROOF.unpack_from(body, _NOTE.size))
         _check(where, version, proof.next, proof.term)
         append = (proven(append[0], proof), number)
-    return Note(flags & ~Flag.PROVEN, first, count, term, timestamp, append, Heartbeat(*heartbeat), content)
+    word = Heartbeat(*heartbeat)
+    if flags & Flag.SEALED:
+        word = word._replace(sealed=True)
+    return Note(flags & ~(Flag.PROVEN | Flag.SEALED), first, count, term, timestamp, append, word, content)
 
 
 class Advance(NamedTuple):
@@ -136,7 +144,8 @@ def decode_advance(data: bytes | memoryview | None, where: str) -> Advance:
 def encode_answer(heartbeat: Heartbeat, refused: str | None) -> bytes:
     """The bytes of the answer to an acknowledgement: a fixed part, and the reason of a rejection."""
     reason = b"" if refused is None else refused.encode()[:_LONGEST_REASON]
-    return _sealed(_ANSWER.pack(_VERSION, refused is not None, *heartbeat) + reason)
+    *numbers, _ = heartbeat  # the feed tells of a seal
+    return _sealed(_ANSWER.pack(_VERSION, refused is not None, *numbers) + reason)
 
 
 def decode_answer(data: bytes | memoryview | None, where: str) -> tuple[Heartbeat, str | None]:
@@ -186,7 +195,7 @@ def encode_error(error: StrandlineError) -> bytes:
     """An error as its class's name and its sentence; for a class outside the tree, the nearest base class."""
     name = next(kind.__name__ for kind in type(error).__mro__ if _KNOWN.get(kind.__name__) is kind)
     fields: dict[str, object] = {"error": name, "message": cut(str(error))}
-    if isinstance(error, ExpectationFailed) and error.end is not None:
+    if isinstance(error, ExpectationFailed | Sealed) and error.end is not None:
         fields["end"] = error.end
     return write_fields(fields)
 
@@ -212,6 +221,6 @@ def decode_error(data: bytes | memoryview | None) -> StrandlineError | None:
     if kind is None:
         return None
     error = kind(sentence)
-    if isinstance(error, ExpectationFailed):
+    if isinstance(error, ExpectationFailed | Sealed):
         error.end = end
     return error

@@ -184,7 +184,7 @@ class CommitWatermark:
         self._name = name
         self._membership = membership
         self._replicas = replicas
-        self._term_start = log.bounds().next
+        self._term_start = log.bounds().extent
         self._last: tuple[ReplicaRegistry, DurableOffsets] = (replicas.now, DurableOffsets(name, -1))
         """The last durable offsets and the registry they were computed from: every append needs them several times."""
         self.commits = Commits(self._of, self.durable)
@@ -193,8 +193,8 @@ class CommitWatermark:
         self._is_known = self.is_alone or settled
 
     def durable(self) -> int:
-        """The durable end of the log."""
-        return self._log.bounds().next
+        """The durable extent of the log."""
+        return self._log.bounds().extent
 
     def offsets(self, durable: int | None = None) -> DurableOffsets:
         """The durable offsets of the primary, by default those of now, and its replicas."""
@@ -220,7 +220,8 @@ class CommitWatermark:
         return self.is_met_alone(None)
 
     def bookmark(self, upto: int, term: int) -> Cursor:
-        """The cursor behind a record; of an earlier term than the primary's it may cost a read."""
+        """The cursor behind a record or the seal; of an earlier term than the primary's it may cost a read."""
+        upto = min(upto, self._log.bounds().next)
         return Cursor(self._log.log_id, upto, term if upto > self._term_start else self._log.term_at(upto - 1) or 0)
 
     def _of(self, extra: CommitPolicy | None) -> int:
@@ -233,7 +234,7 @@ class CommitWatermark:
         return self.upto(self.durable())
 
     def upto(self, durable: int) -> int:
-        """The watermark of the log's own policy, for a caller that knows the durable end of the log."""
+        """The watermark of the log's own policy, for a caller that knows the durable extent of the log."""
         if self.is_alone:
             return self.commits.raise_to(None, durable)
         offsets = self.offsets(durable)
@@ -260,6 +261,10 @@ class CommitWatermark:
             )
         return ReadableLog(self._log, self.upto, self._wait_durable if self.is_alone else self._wait_committed)
 
+    def wait_for_seal(self, timeout: float) -> bool:
+        """Block until the log's seal is committed (True), or until the timeout or the end of the leadership (False)."""
+        return self.commits.wait(None, self.durable(), timeout).done
+
     def _wait_durable(self, past: int, timeout: float) -> bool:
         return self._log.wait(Cursor(self._log.log_id, past), timeout)
 
@@ -279,6 +284,8 @@ class CommitHandle:
     _watermark: CommitWatermark
     _leadership: Leadership
     _clock: Clock
+    _seals: bool = False
+    """Whether the append seals the log, so that the seal is waited for, too."""
 
     @property
     def repeated(self) -> bool:
@@ -321,5 +328,6 @@ class CommitHandle:
 
     def _upto(self) -> int:
         first = self._handle.first
-        # A repeated append without a known offset is below the end.
-        return self._watermark.durable() if first is None else first + self._handle.count
+        if first is None or (self._seals and self.repeated):  # below the end, and perhaps what sealed the log
+            return self._watermark.durable()
+        return first + self._handle.count + self._seals

@@ -25,15 +25,22 @@ class ReadableLog(NamedTuple):
 
     log: WalReading
     watermark: Callable[[int], int]
-    """The watermark, of a copy with this durable end."""
-    wait: Callable[[int, float], bool]
-    """``wait(past, timeout)`` blocks until the watermark is above an offset."""
+    """The watermark, of a copy with this durable extent; a committed seal counts as one more record."""
+    wait_past: Callable[[int, float], object]
+    """``wait_past(past, timeout)`` blocks until the watermark is above an offset."""
 
     def bounds(self) -> Bounds:
-        """The first retained offset, and the watermark."""
+        """The first retained offset, the watermark, and whether the log was sealed there."""
         bounds = self.log.bounds()
-        end = max(bounds.first, min(bounds.next, self.watermark(bounds.next)))
-        return Bounds(bounds.first, end, bounds.sealed and end == bounds.next)
+        reached = self.watermark(bounds.extent)
+        end = max(bounds.first, min(bounds.next, reached))
+        return Bounds(bounds.first, end, bounds.sealed and reached >= bounds.extent)
+
+    def wait(self, past: int, timeout: float) -> bool:
+        """Block until there is a record to read past an offset (True), or until the timeout or a seal (False)."""
+        if (bounds := self.bounds()).next <= past and not bounds.sealed:
+            self.wait_past(past, timeout)
+        return self.bounds().next > past
 
 
 @final

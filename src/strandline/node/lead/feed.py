@@ -63,7 +63,7 @@ class LogFeed:
         if self._closed:
             raise NotReady("The feed is closed.")
         found = self._next()
-        if not any(found) and self._heartbeat.durable >= self._log.bounds().next:
+        if not any(found) and self._heartbeat.durable >= self._log.bounds().extent:
             found = self._wait(timeout)
         self._found = found
         return sum(span.size for span in found.spans if span.cached is None)
@@ -87,6 +87,9 @@ class LogFeed:
 
     def _wait(self, timeout: float) -> _Found:
         log, at, durable = self._log, self._at.next, self._log.bounds().next
+        if log.ended(at):
+            log.env.clock.sleep(timeout)  # only the heartbeat may change
+            return _Found()
         if at == durable:
             if not log.wait_past(at, timeout, written=at):
                 return _Found()

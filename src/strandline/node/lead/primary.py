@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import contextlib
+from collections.abc import Generator, Iterator
 from typing import Final, final
 
-from strandline.errors import ExpectationFailed, Fenced, LogClosed, Overloaded
+from strandline.errors import CommitTimedOut, ExpectationFailed, Fenced, LogClosed, Overloaded
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync, plan_resume
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId, WriterState
@@ -68,9 +69,9 @@ class PrimaryRole:
         self.log = log = copy.log
         self.leadership = leadership
         self.options = options
-        self.term_start = log.bounds().next
+        self.term_start = log.bounds().extent
         self._node_folder = node_folder
-        self.membership = PrimaryMembership(node_folder, options, leadership.term, lambda: log.bounds().next)
+        self.membership = PrimaryMembership(node_folder, options, leadership.term, lambda: log.bounds().extent)
         """The members of the log, and its commit policy."""
         self._clock = node_folder.env.clock
         self._bootstrap_snapshots = BootstrapSnapshots(node_folder, log)
@@ -158,9 +159,10 @@ class PrimaryRole:
         policy: CommitPolicy | None = None,
         timeout: float = COMMIT_SECONDS,
         expect: int | None = None,
+        seal: bool = False,
     ) -> Commit:
         """Append as :meth:`submit`, and wait for the policy; the commit says if that was reached in time."""
-        return self.submit(records, append=append, policy=policy, expect=expect).result(timeout)
+        return self.submit(records, append=append, policy=policy, expect=expect, seal=seal).result(timeout)
 
     def submit(
         self,
@@ -169,8 +171,9 @@ class PrimaryRole:
         append: tuple[WriterId, int] | None = None,
         policy: CommitPolicy | None = None,
         expect: int | None = None,
+        seal: bool = False,
     ) -> CommitHandle:
-        """Append a batch, whole or not at all, without waiting, except for flow control.
+        """Append a batch, whole or not at all, without waiting, except for flow control; ``seal`` ends the log with it.
 
         A ``policy`` may only ask for more than the node's own; one that the registered replicas can never satisfy is
         ``InvalidInput``, and nothing is written. ``append`` is a writer and its number: repeating it is a no-op.
@@ -184,12 +187,37 @@ class PrimaryRole:
         self.membership.check_possible(self.watermark.required(extra), self.watermark.offsets())
         self._slow_down()
         writer, number = append or (None, None)
+        with self._leading("nothing was written"):
+            made = self.log.append_batch(
+                records, writer=writer, number=number, term=self.term, expect=expect, seal=seal
+            )
+        return CommitHandle(made, extra, self.watermark, self.leadership, self._clock, seal)
+
+    def seal(self, *, timeout: float = COMMIT_SECONDS) -> Cursor:
+        """Seal the log, and wait for the policy; returns the cursor of its end. Safe to repeat.
+
+        ``CommitTimedOut`` if the policy is not satisfied in time, ``Fenced`` if this node does not lead.
+        """
+        self.membership.check_possible(self.watermark.required(None), self.watermark.offsets())
+        with self._leading("nothing was sealed"):
+            self.log.seal()
+        if not self.watermark.wait_for_seal(timeout) and self.leadership.is_held:
+            raise CommitTimedOut(
+                f"The log is sealed on the primary, but {self.membership.policy} was not satisfied within {timeout:g} "
+                "s: until it is, the seal may be lost with the primary. Seal the log again to wait for it."
+            )
+        self.leadership.check("the log was sealed here, but the seal may be lost in a failover: seal it again")
+        return Cursor(self.log.log_id, self.log.bounds().next)
+
+    @contextlib.contextmanager
+    def _leading(self, undone: str) -> Iterator[None]:
+        """Change the log within the block; ``Fenced`` if this node does not lead, or stepped down in between."""
+        self.leadership.check(undone)
         try:
-            handle = self.log.append_batch(records, writer=writer, number=number, term=self.term, expect=expect)
+            yield
         except LogClosed:
-            self.leadership.check("nothing was written")  # the node stepped down in between
+            self.leadership.check(undone)
             raise
-        return CommitHandle(handle, extra, self.watermark, self.leadership, self._clock)
 
     def last_number(self, writer: WriterId) -> int | None:
         """The number of a writer's last append; None for an unknown writer. ``Fenced`` if this node does not lead."""
@@ -205,7 +233,7 @@ class PrimaryRole:
         limits = self.options.flow
         if not (limits.slow_at or limits.refuse_at):
             return
-        lag = self.replicas.now.behind(self.log.bounds().next)
+        lag = self.replicas.now.behind(self.log.bounds().extent)
         delay = flow_delay(lag, limits)
         if delay is None:
             raise Overloaded(
@@ -219,13 +247,13 @@ class PrimaryRole:
 
     @property
     def committed(self) -> int:
-        """The commit watermark: everything below satisfies the log's policy, and readers see it."""
-        return self.watermark.now
+        """The commit watermark: every record below satisfies the log's policy, and readers see it."""
+        return min(self.watermark.now, self.log.bounds().next)
 
     def commit_watermark(self, count: int) -> int:
         """The offset below which everything is durable on at least ``count`` replicas."""
         durable = (each.durable for each in self.watermark.offsets().replicas)
-        return nth_highest([position for position in durable if position is not None], count)
+        return min(self.log.bounds().next, nth_highest([upto for upto in durable if upto is not None], count))
 
     # --- replicas ----------------------------------------------------------------------------------------------
 
@@ -236,8 +264,8 @@ class PrimaryRole:
         """
         self._check_replica(caller)
         self.membership.has(caller.name, (0, 0))  # its disk may be another one
-        position = self.replicas.register(caller.name, region=region, at=self.log.bounds().next)
-        return Registration(self.topology(caller), position)
+        at = self.replicas.register(caller.name, region=region, at=self.log.bounds().next)
+        return Registration(self.topology(caller), at)
 
     def unregister(self, caller: Caller, *, keep_slot: bool = False) -> None:
         """Unregister a replica, drop its slot unless ``keep_slot``, and rotate the keys; or ``NotFound``."""
@@ -316,13 +344,12 @@ class PrimaryRole:
     def acknowledge_nowait(self, caller: Caller, progress: ReplicaProgress) -> str | None:
         """Note an acknowledgement; returns the reason if it was rejected. The slot is advanced later."""
         self._check_replica(caller)
-        name = caller.name
         if caller.term != self.term:
             raise Fenced(
-                f"Replica {name!r} acknowledges in term {caller.term}, but this primary leads in term {self.term}: its "
-                "records may differ. It has to register again."
+                f"Replica {caller.name!r} acknowledges in term {caller.term}, but this primary leads in term "
+                f"{self.term}: its records may differ. It has to register again."
             )
-        refused = self.replicas.acknowledge(name, progress)
+        refused = self.replicas.acknowledge(caller.name, progress)
         self.watermark.commits.moved()
         return refused
 
@@ -349,10 +376,11 @@ class PrimaryRole:
     # --- heartbeat and topology ---------------------------------------------------------------------------------
 
     def heartbeat(self) -> Heartbeat:
-        """Term, durable end and watermark of this primary. ``Fenced`` when it no longer leads."""
+        """Term, durable extent and watermark of this primary. ``Fenced`` when it no longer leads."""
         self.leadership.check("no heartbeat was sent")
-        durable = self.log.bounds().next
-        return Heartbeat(self.term, self.term_start, durable, min(durable, self.committed), self.replicas.now.epoch)
+        bounds, committed, epoch = self.log.bounds(), self.watermark.now, self.replicas.now.epoch
+        committed = min(committed, bounds.extent)
+        return Heartbeat(self.term, self.term_start, bounds.extent, committed, epoch, bounds.sealed)
 
     def topology(self, caller: Caller) -> Topology:
         """The replicas of the log with their offsets."""
@@ -371,11 +399,12 @@ class PrimaryRole:
             self.log.bounds().first,
             self._node_folder.state.cold or None,
             self.membership.known,
+            heartbeat.sealed,
         )
 
     @property
     def registry(self) -> ReplicaRegistry:
-        """All replicas, as a value, with the offset sent to each."""
+        """All replicas, with the offset sent to each."""
         return self.replicas.with_sent()
 
     # --- maintenance -------------------------------------------------------------------------------------------
@@ -387,21 +416,17 @@ class PrimaryRole:
         self._bootstrap_snapshots.expire()
         self._complete_change()
         self.drop_strangers()  # again, if a disk error came in between
-        self._reached = self.committed
+        self._reached = self.watermark.now
         self.log.trim(self.options.retention_policy, limits=self.options.slot_limits)
         slots = node_slots(self.log, self.options, committed=self.committed, now=self._clock.now()).slots
         self._metrics.measure(self.registry, slots)
-        self._node_folder.remember(committed=self.committed)
+        self._node_folder.remember(committed=self.watermark.now)
 
     def trim(self, upto: int) -> int:
         """Delete records below an offset, but none that a slot needs; returns the new first offset."""
-        self.leadership.check("nothing was deleted")
-        try:
+        with self._leading("nothing was deleted"):
             self.replicas.move_slots()
             return self.log.trim(upto, limits=self.options.slot_limits)
-        except LogClosed:
-            self.leadership.check("nothing was deleted")  # the node stepped down in between
-            raise
 
     def step_down(self, why: str) -> None:
         """End the leadership: nothing is written or acknowledged from here on."""

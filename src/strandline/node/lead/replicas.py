@@ -277,7 +277,7 @@ class Replicas:
 
     def acknowledge(self, name: str, progress: ReplicaProgress) -> str | None:
         """Handle an acknowledgement; returns why it was rejected, or None."""
-        end = self._log.bounds().next
+        end = self._log.bounds().extent
         with self._lock:
             before = self.now
             before.replica(name)  # raises for a stranger, which must not claim a slot
@@ -298,7 +298,7 @@ class Replicas:
             if state is not None and state.position > at:
                 self._reset(name, at)
             had = self.now.replica(name).durable
-            if had is not None and had > at:
+            if had is not None and min(had, self._log.bounds().next) > at:
                 _LOGGER.warning(
                     "Replica %s had acknowledged everything below %d, but resumes at %d: its folder was restored from "
                     "an older copy, or its disk has lost records. Only what it has now counts.", name, had, at,
@@ -325,6 +325,7 @@ class Replicas:
         """Advance a slot to the acknowledged offset of its replica; returns why that is impossible, or None."""
         with self._lock:
             slot, upto = self._slots.get(name), self._acknowledged.pop(name, 0)
+            upto = min(upto, self._log.bounds().next)  # without the seal
             try:
                 if slot is not None and upto > slot.state().position:
                     slot.advance(Cursor(self._log.log_id, upto))

@@ -98,3 +98,15 @@ def truncate_tail(copy: LogCopy, to: int, committed: int, name: str) -> None:
         "Replica %s had %d records that the primary never had, from offset %d on; they are in %s.",
         name, end - to, to, aside,
     )  # fmt: skip
+
+
+def take_back_seal(copy: LogCopy, topology: Topology, committed: int, name: str) -> None:
+    """Take the copy's seal back if the primary's log was not sealed there; ``Diverged`` if it was committed."""
+    bounds = copy.log.bounds()
+    if bounds.sealed and not (topology.sealed and topology.durable == bounds.extent):
+        check_uncommitted(bounds.next, committed)
+        copy.unseal()
+        _LOGGER.warning(
+            "Replica %s had sealed the log at offset %d, and its primary never had: the seal was taken back.",
+            name, bounds.next,
+        )  # fmt: skip

@@ -12,16 +12,20 @@ from uuid import UUID
 import pyarrow as pa
 
 from strandline.compat.spool.migrate import folder_of
-from strandline.errors import Diverged, Fenced, Gap, InvalidInput, StorageError, Unsupported
+from strandline.errors import Diverged, Fenced, Gap, InvalidInput, StorageError
 from strandline.formats.wal.folder import SlotsFile
 from strandline.log.wal.log import WalLog
+from strandline.log.wal.recover.repair import take_back_seal
 from strandline.log.wal.recover.rewind import copy_tail, rewind
+from strandline.log.wal.recover.scan_tail import read_log_json
 from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.snapshot import KIND, KIND_VERSION, fill, verify
 from strandline.log.wal.write.groups import WalHandle
 from strandline.model.addresses import COPIED_SUFFIX
+from strandline.model.content_type import check_same
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import LogBatch
+from strandline.model.node import Heartbeat
 from strandline.model.records import RECORD_SCHEMA
 from strandline.model.segments import COLD_FILE
 from strandline.model.snapshot import Snapshot
@@ -35,11 +39,11 @@ from strandline.tier.attachment import COLD_CODEC
 _COLUMNS: Final = RECORD_SCHEMA.names
 
 
-def create_log(node_folder: NodeFolder, lease: Lease | None) -> None:
+def create_log(node_folder: NodeFolder, lease: Lease | None, *, content_type: str | None) -> None:
     """Create a new log on a node that has none."""
     _refuse_second(node_folder, lease)
-    generation = node_folder.next_generation()
-    WalLog.open(node_folder.data(generation), create=True, background=False, env=node_folder.env).close()
+    folder, env = node_folder.data(generation := node_folder.next_generation()), node_folder.env
+    WalLog.open(folder, create=True, background=False, content_type=content_type, env=env).close()
     node_folder.remember(generation=generation)
 
 
@@ -48,7 +52,7 @@ def take_over_log(node_folder: NodeFolder, source: str, lease: Lease | None, opt
 
     The log keeps its identity, so its cursors stay valid. The original is not changed. After a crash the
     node has all of it, or nothing and can begin again. ``Fenced`` while the original is open for writing,
-    ``InvalidInput`` if it has a cold tier, and the node is to have none, or another. ``Unsupported`` if it was sealed.
+    ``InvalidInput`` if it has a cold tier, and the node is to have none, or another.
     """
     _refuse_second(node_folder, lease)
     disk = node_folder.env.disk
@@ -57,11 +61,6 @@ def take_over_log(node_folder: NodeFolder, source: str, lease: Lease | None, opt
     generation = node_folder.next_generation()
     copy = node_folder.data(generation)
     with WalLog.open(folder, create=False, background=False, env=node_folder.env) as log:
-        if log.bounds().sealed:  # replicas would not learn of the seal, and one that is promoted would append
-            raise Unsupported(
-                f"The write-ahead log in {folder} was sealed, and a node cannot have a sealed log yet: nothing was "
-                "changed. Read it where it is, or let the node begin a new log."
-            )
         disk.make_folders(copy)
         fill(log, copy)
         write_slots_file(copy, SlotsFile(log.log_id, log.bounds().first, tuple(log.slots.list())), disk=disk)
@@ -71,8 +70,11 @@ def take_over_log(node_folder: NodeFolder, source: str, lease: Lease | None, opt
         node_folder.remember(generation=generation, seen=log.term, adopted=log.term, led=log.term)
 
 
-def check_cold(node_folder: NodeFolder, options: NodeOptions) -> None:
-    """Refuse another cold tier than the one that the log has."""
+def check_settings(node_folder: NodeFolder, options: NodeOptions) -> None:
+    """Refuse another content type, or another cold tier, than the log has."""
+    if options.content_type is not None and (generation := node_folder.state.generation):
+        folder = node_folder.data(generation)
+        check_same(read_log_json(folder, disk=node_folder.env.disk).content_type, options.content_type, folder)
     known, wanted = node_folder.state.cold, options.cold_address
     if known and wanted and known != wanted:
         raise InvalidInput(
@@ -168,12 +170,7 @@ class LogCopy:
         if since.next > at:
             raise Gap(f"Records from offset {since.next} on should be applied, but this replica is at {at}.")
         with self._lock:
-            seen = self._node_folder.state.seen
-            if self.term < seen:
-                raise Fenced(
-                    f"This replica has seen term {seen}, but follows a primary of term {self.term}: nothing was "
-                    "applied."
-                )
+            self._check_term()
             handle: WalHandle | None = None
             for batch in batches:
                 if batch.next > at:
@@ -181,6 +178,31 @@ class LogCopy:
                     at = batch.next
             if handle is not None:
                 handle.result()
+
+    def _check_term(self) -> None:
+        seen = self._node_folder.state.seen
+        if self.term < seen:
+            raise Fenced(
+                f"This replica has seen term {seen}, but follows a primary of term {self.term}: nothing was applied."
+            )
+
+    def seal_with(self, heartbeat: Heartbeat) -> bool:
+        """Durably seal the copy if the primary's log was sealed where the copy ends; whether it was just now."""
+        bounds = self.log.bounds()
+        if bounds.sealed or not heartbeat.sealed or heartbeat.durable != bounds.next + 1:
+            return False
+        with self._lock:
+            self._check_term()
+            self.log.seal()
+        return True
+
+    def unseal(self) -> None:
+        """Take back a seal that the primary's log never had; the caller has checked that it was not committed."""
+        self.log.close()
+        try:
+            take_back_seal(self._node_folder.data(self.generation), disk=self._node_folder.env.disk)
+        finally:
+            self.log = self._open()
 
     def drop_slots(self) -> None:
         """Drop the slots of this node's leadership: the primary has others. Copies of the primary's slots stay."""

@@ -23,7 +23,7 @@ from strandline.followers.engine import Engine
 from strandline.followers.events import Batching
 from strandline.followers.run import Follower
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync
-from strandline.model.cursor import Cursor
+from strandline.model.cursor import Bounds, Cursor
 from strandline.model.head import LogBatch
 from strandline.model.node import Membership, Peer, Trouble
 from strandline.node.members.rules import check_membership, is_newer
@@ -31,7 +31,13 @@ from strandline.node.messages import Caller, Handover, ReplicaProgress, Replicat
 from strandline.node.node_folder import SNAPSHOTS, NodeFolder
 from strandline.node.options import NodeOptions
 from strandline.node.replicate.bootstrap import bootstrap
-from strandline.node.replicate.divergence import check_replaceable, keep_tail, stepped_back, truncate_tail
+from strandline.node.replicate.divergence import (
+    check_replaceable,
+    keep_tail,
+    stepped_back,
+    take_back_seal,
+    truncate_tail,
+)
 from strandline.node.replicate.incoming import AckSender, IncomingBatches
 from strandline.node.replicate.log_copy import LogCopy
 from strandline.node.replicate.watermark import ReplicaWatermark
@@ -229,12 +235,13 @@ class ReplicaRole:
         overlap = since.next - 1 if since.next > max(copy.log.bounds().first, topology.first) else since.next
         self.watermark.compared = None if overlap == since.next else overlap
         # Not before: a tail that the primary never had is truncated only now.
+        take_back_seal(copy, topology, self.watermark.shown, self._node_folder.state.name)
         self.watermark.raise_to(topology.committed)
         self.watermark.learn(topology.committed, topology.term_start)
         # Bootstrap snapshots of this node's own leadership are stale: their replicas may have acknowledged more since.
         self._node_folder.env.disk.remove_folder(self._node_folder.path(SNAPSHOTS))
         if self.watermark.compared is None:
-            self._adopt(topology.term, topology.term_start, copy.log.bounds().next)
+            self._adopt(topology.term, topology.term_start, copy.log.bounds().extent)
         self._acks.begin(upstream)
         copy.on_durable = self._acks.durable
         self._feed = upstream.feed(self._caller(), Cursor(since.log_id, overlap))
@@ -358,7 +365,9 @@ class ReplicaRole:
         if heartbeat.epoch != self._epoch:
             self._update_topology(self._upstream.topology(self._caller()))
             self._handed_over = -self._poll_seconds  # the members may have changed
-        applied = self.copy.log.bounds().next
+        if self.watermark.compared is None and self.copy.seal_with(heartbeat):
+            self._acks.durable(heartbeat.durable)
+        applied = self.copy.log.bounds().extent
         now = self._clock.monotonic()
         with self.watermark.changing():
             self.watermark.raise_to(heartbeat.committed)
@@ -396,9 +405,13 @@ class ReplicaRole:
             self.copy.log.trim(min(upstream.topology(self._caller()).first, self.committed))
 
     def _progress(self, durable: int | None) -> ReplicaProgress:
-        """The acknowledgement of a durable end, by default the copy's; stores first whether that adopts the term."""
-        if durable is None:
-            durable = 0 if self.copy is None else self.copy.log.bounds().next
+        """The acknowledgement of a durable end, by default the copy's; stores first whether that adopts the term.
+
+        The seal counts as one more record.
+        """
+        bounds = Bounds(0, 0) if self.copy is None else self.copy.log.bounds()
+        if durable is None or (bounds.sealed and durable == bounds.next):
+            durable = bounds.extent
         heartbeat = None if self._feed is None else self._feed.heartbeat
         if self.watermark.compared is not None:
             durable = 0  # not compared yet: if the last record differs, others may too

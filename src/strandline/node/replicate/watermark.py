@@ -56,9 +56,15 @@ class ReplicaWatermark:
 
     @property
     def committed(self) -> int:
-        """The commit watermark here: everything below is in this copy, and satisfies the primary's policy."""
+        """The commit watermark here: every record below is in this copy, and satisfies the primary's policy."""
         copy = self._copy()
         return 0 if copy is None else min(self.shown, copy.log.bounds().next)
+
+    @property
+    def _reached(self) -> int:
+        """The same, with the seal."""
+        copy = self._copy()
+        return 0 if copy is None else min(self.shown, copy.log.bounds().extent)
 
     @property
     def highest(self) -> int:
@@ -115,7 +121,7 @@ class ReplicaWatermark:
             raise _no_copy()
         if after is not None:
             _check_bookmark(copy, after)
-        return ReadableLog(copy.log, lambda _: self.committed, self._wait_past)
+        return ReadableLog(copy.log, lambda _: self._reached, self._wait_past)
 
     def _wait(self, condition: Callable[[], bool], timeout: float, why: str) -> None:
         if self._is_bootstrapping():
@@ -126,7 +132,7 @@ class ReplicaWatermark:
 
     def _wait_past(self, past: int, timeout: float) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: self.committed > past, timeout)
+            return self._changed.wait_for(lambda: self._reached > past, timeout)
 
 
 def _no_copy() -> NotReady:

@@ -39,7 +39,7 @@ from strandline.log.wal.names import (
 )
 from strandline.log.wal.read.catalog import damaged_file
 from strandline.log.wal.recover.checks import FileCheck
-from strandline.log.wal.recover.scan_tail import Examined
+from strandline.log.wal.recover.scan_tail import Examined, read_log_json
 from strandline.log.wal.recover.walk import frames_of, walk
 from strandline.log.wal.slots import write_slots_file
 from strandline.log.wal.write.journal import IndexWriter, JournalPosition, encode_lead
@@ -191,6 +191,11 @@ def copy_range(
             file.write([piece])
             start += len(piece)
         file.sync()
+
+
+def take_back_seal(folder: str, *, disk: Disk) -> None:
+    """Durably make a closed log one that was never sealed."""
+    write_identity(folder, replace(read_log_json(folder, disk=disk), sealed=None), disk=disk)
 
 
 def describe_copy(folder: str, mark: Mark, identity: WalIdentity, *, disk: Disk) -> None:

@@ -125,6 +125,8 @@ class NodeChannels:
         """The highest first offset that was shown."""
         self.end = 0
         """The highest end of the log that was shown."""
+        self.seal: int | None = None
+        """The offset at which the log was sealed, once that was shown."""
         self.all = tuple(Channel(each, security=security, timeout=timeout) for each in addresses_of(url))
         self._origin = Origin(f"The connection to {url}", self)
 
@@ -274,10 +276,17 @@ class NodeChannels:
     def shown(self, log_id: UUID, bounds: Bounds) -> Bounds:
         """The bounds to show for those that a node answered; ``Diverged`` if the node has another log."""
         self.identify(log_id)
+        if bounds.sealed:
+            self.show_seal(bounds.next)
         if self.is_one:
             return bounds
         self.show(bounds.first, bounds.next)
-        return Bounds(min(self._first, bounds.next), bounds.next)
+        return Bounds(min(self._first, bounds.next), bounds.next, bounds.next == self.seal)
+
+    def show_seal(self, at: int) -> None:
+        """Note that the log was shown as sealed at an offset: a node that lags does not take that back."""
+        self.show(0, at)
+        self.seal = at
 
     def identify(self, log_id: UUID) -> None:
         """Note the log for which a node answered; ``Diverged`` if an earlier answer was for another log."""

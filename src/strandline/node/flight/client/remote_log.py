@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Final, NoReturn, final
+from typing import Final, final
 from uuid import UUID
 
 import msgspec
 import pyarrow as pa
 
-from strandline.errors import (
-    InvalidInput,
-    NotReady,
-    Overloaded,
-    TransientStorageError,
-    Unsupported,
-)
+from strandline.errors import InvalidInput, NotReady, Overloaded, TransientStorageError
 from strandline.formats.node.ticket import ReadTicket
 from strandline.log.contract import LogReading, cursor_of
 from strandline.log.produce.appending import Produces, Shipping, shipping_by
@@ -92,6 +86,8 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
         )
         self._env = env
         self._waiter = HeadPoller()
+        self._has_looked = False
+        """Whether a node has said if the log was sealed."""
         self._origin = Origin(f"The remote log {url}", self)
 
     @property
@@ -127,11 +123,9 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
         append can be repeated safely. With several addresses this call repeats it, for up to ``failover_timeout``
         seconds, at whichever node leads.
         """
-        if seal:
-            self.seal()
         table = pa.Table.from_batches([batch]) if isinstance(batch, pa.RecordBatch) else batch
         append = numbered(writer, number)
-        command = write_command(AppendCommand(append, as_policy(policy), timeout, expect, table.num_rows))
+        command = write_command(AppendCommand(append, as_policy(policy), timeout, expect, table.num_rows, seal))
         tries = 0  # calls that may have appended the batch
 
         def put(channel: Channel) -> Commit:
@@ -150,9 +144,18 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
             self._nodes.show(0, commit.bookmark.next)  # reads then skip a replica that does not have it yet
         return commit
 
-    def seal(self) -> NoReturn:
-        """``Unsupported``: a replicated log cannot be sealed yet."""
-        raise Unsupported(f"The log at {self.url} is replicated and cannot be sealed yet: nothing was changed.")
+    def seal(self, *, timeout: float = 5.0) -> Cursor:
+        """Durably end the log under its commit policy, and return the cursor of its end; safe to repeat.
+
+        ``CommitTimedOut`` if the policy is not satisfied in time: sealing it again waits again.
+        """
+
+        def ask(channel: Channel) -> Cursor:
+            return channel.ask("seal", timeout=timeout + channel.timeout, seconds=timeout).cursor("cursor")
+
+        end = self._nodes.on_primary(ask, may_repeat=True)
+        self._nodes.show_seal(end.next)
+        return end
 
     def _shipping(self, writer: WriterId | None, compression: str | None) -> Shipping:
         return shipping_by(self.append, writer, self.last_number, env=self._env)
@@ -217,12 +220,21 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
 
     def _look(self) -> tuple[UUID, Bounds]:
         fields, _ = self._nodes.ask_reader("bounds", end="next")
-        log_id, bounds = fields.uuid("log_id"), Bounds(fields.natural("first"), fields.natural("next"))
-        return log_id, self._nodes.shown(log_id, bounds)
+        self._has_looked = True
+        bounds = Bounds(fields.natural("first"), fields.natural("next"), fields.flag("sealed"))
+        return (log_id := fields.uuid("log_id")), self._nodes.shown(log_id, bounds)
 
     def ended(self, at: int) -> bool:
-        """False: a replicated log cannot be sealed yet."""
-        return False
+        """Whether the log was sealed at an offset or below, as of the last look at it; looks only if none was taken."""
+        if self._nodes.seal is None and not self._has_looked:
+            self._look()
+        return self._nodes.seal is not None and at >= self._nodes.seal
+
+    @property
+    def content_type(self) -> str | None:
+        """The media type of the values, as recorded when the log was created; None: unspecified."""
+        fields, _ = self._nodes.ask_reader("bounds", end="next")
+        return fields.maybe_text("content_type")
 
     @property
     def log_id(self) -> UUID:
@@ -284,14 +296,19 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
         while True:
             if not self._nodes.is_one and self._nodes.end > past.next:
                 return True  # known already: a lagging node must not contradict it
+            if self._nodes.seal is not None and past.next >= self._nodes.seal:
+                return False
             longest = min(max(0.0, deadline - clock.monotonic()), _LONGEST_WAIT)
             patience = longest + self._nodes.timeout
             try:
                 found, _ = self._nodes.ask_reader(
                     WAIT, end="next", waits=False, timeout=patience, past=past, seconds=longest
                 )
-                if found.natural("next") > past.next:
+                if (end := found.natural("next")) > past.next:
                     return True
+                self._has_looked = True
+                if found.flag("sealed"):
+                    self._nodes.show_seal(end)
             except (Overloaded, InvalidInput):
                 return self._waiter.wait(self.bounds, past, deadline - clock.monotonic(), clock)
             except (NotReady, TransientStorageError):

@@ -118,7 +118,8 @@ def _bounds(served: NodeService, rights: CallerRights, fields: Fields) -> list[b
     rights.need(*EVERYBODY)
     log = served.node.reading()
     bounds = log.bounds()
-    return [write_fields({"log_id": log.log_id, "first": bounds.first, "next": bounds.next})]
+    found = {"first": bounds.first, "next": bounds.next, "sealed": bounds.sealed}
+    return [write_fields({"log_id": log.log_id, **found, "content_type": served.node.log.content_type})]
 
 
 def wait_of(body: bytes) -> tuple[Cursor, float]:
@@ -131,7 +132,15 @@ def _wait(served: NodeService, rights: CallerRights, fields: Fields) -> list[byt
     """The end of the log, after the server has waited for it to grow."""
     del fields
     rights.need(*EVERYBODY)
-    return [write_fields({"next": served.node.reading().end().next})]
+    log = served.node.reading()
+    end = log.end().next
+    return [write_fields({"next": end, "sealed": log.ended(end)})]
+
+
+def _seal(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
+    fields.only("seconds")
+    rights.need(*APPENDERS)
+    return [write_fields({"cursor": served.node.primary.seal(timeout=fields.seconds("seconds"))})]
 
 
 def _plan(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
@@ -320,6 +329,7 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
         "report": Action("The state of this node's copy; from then on it refuses terms below the caller's.", _report),
         "bounds": Action("The first and the next offset that readers see.", _bounds),
         WAIT: Action("Block until there is a record past a cursor; answers with the next offset.", _wait),
+        "seal": Action("End the log for good; answers with the cursor of its end.", _seal),
         "plan": Action("The spans after a cursor, within a limit.", _plan),
         "cursor-at": Action("The cursor at an offset.", _cursor_at),
         "offset-at": Action("The offset of the first batch at a time or later.", _offset_at),

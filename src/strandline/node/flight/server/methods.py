@@ -153,7 +153,7 @@ class FlightMethods:
         deadline = self._clock.monotonic() + min(seconds, self._limits.wait_seconds)
         self._admission.limiter.wait(admitted.place, admitted.who)
         while wanted.is_live() and (left := deadline - self._clock.monotonic()) > 0:
-            if log.wait(past, min(left, TURN)):
+            if log.wait(past, min(left, TURN)) or log.ended(past.next):
                 break
         admitted.place.waits = None
 
@@ -229,6 +229,7 @@ class FlightMethods:
                 policy=command.policy,
                 timeout=command.timeout,
                 expect=command.expect,
+                seal=command.seal,
             )
         yield write_put_result(write_commit(commit))
 

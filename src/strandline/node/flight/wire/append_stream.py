@@ -42,6 +42,8 @@ class AppendCommand:
     expect: int | None = None
     rows: int | None = None
     """The records of the batch. A connection that breaks may look like the end of the append."""
+    seal: bool = False
+    """Whether the log ends with the batch. Nodes of earlier versions refuse it."""
 
     def check(self, records: pa.Table) -> None:
         """``TransientStorageError`` if fewer or more records arrived than the caller has announced."""
@@ -63,13 +65,15 @@ def write_command(command: AppendCommand) -> bytes:
         fields["expect"] = command.expect
     if command.rows is not None:
         fields["rows"] = command.rows
+    if command.seal:
+        fields["seal"] = True
     return write_fields(fields)
 
 
 def read_command(data: bytes | None, limits: ServerLimits) -> AppendCommand:
     """The command in these bytes, with defaults for what is missing; ``InvalidInput`` if it cannot be read."""
     fields = Fields.parse(data or b"{}", "The command of an append")
-    fields.only("writer", "number", "policy", "timeout", "expect", "proof", "rows")
+    fields.only("writer", "number", "policy", "timeout", "expect", "proof", "rows", "seal")
     if ("writer" in fields) != ("number" in fields):
         raise fields.refused("it needs both a writer and a number, or neither")
     writer = proven(WriterId(fields.uuid("writer")), fields.maybe_proof("proof")) if "writer" in fields else None
@@ -78,7 +82,8 @@ def read_command(data: bytes | None, limits: ServerLimits) -> AppendCommand:
     if timeout > limits.append_seconds:
         raise fields.refused(f"it waits for {timeout:g} s, and {limits.append_seconds:g} are the most")
     policy = as_policy(fields.maybe_text("policy", longest=1 << 16))
-    return AppendCommand(append, policy, timeout, fields.maybe_natural("expect"), fields.maybe_natural("rows"))
+    expect, rows = fields.maybe_natural("expect"), fields.maybe_natural("rows")
+    return AppendCommand(append, policy, timeout, expect, rows, fields.flag("seal"))
 
 
 def collect(

@@ -95,6 +95,8 @@ def reading(log: Log, ticket: ReadTicket, wanted: Wanted, hold: ReserveMemory) -
             due = wanted.next_heartbeat()
         elif not ticket.follow:
             raise NotReady(f"The log does not reach offset {end} yet; it ends at {cursor.next}.")
+        elif log.ended(cursor.next):
+            return
         elif not log.wait(cursor, TURN) and wanted.clock.monotonic() >= due:
             yield nothing, _read_note(Flag.READ | Flag.HEARTBEAT, cursor.next, cursor, log)
             due = wanted.next_heartbeat()
