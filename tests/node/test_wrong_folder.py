@@ -11,7 +11,7 @@ import pytest
 from deltalake import write_deltalake
 
 import strandline as sl
-from strandline.errors import CorruptData, Fenced, InvalidInput, NotALog, NotReady, Unsupported, WrongKind
+from strandline.errors import CorruptData, Fenced, InvalidInput, NotALog, NotReady, WrongKind
 from strandline.log.topic.logs import open_object_topic, open_wal_topic
 from strandline.log.wal.log import WalLog
 from strandline.model.cursor import Bounds
@@ -261,16 +261,6 @@ class TestTakingOver:
             pytest.raises(InvalidInput, match="There has been a primary of this log before"),
         ):
             Primary.open(tmp_path / "b", name="b", lease=lease, take_over=wal)
-
-    def test_a_sealed_log_is_refused(self, wal: Path, tmp_path: Path) -> None:
-        with WalLog.open(str(wal)) as log:
-            log.seal()
-        for _ in range(2):
-            with pytest.raises(Unsupported, match="a node cannot have a sealed log yet"):
-                Primary.open(tmp_path / "a", take_over=wal)
-        assert NodeFolder.open(str(tmp_path / "a"), "primary").state.generation == 0
-        with WalLog.open(str(wal)) as log:
-            assert log.bounds().sealed
 
     def test_where_there_is_no_log_nothing_begins(self, tmp_path: Path) -> None:
         with pytest.raises(NotALog):

@@ -67,7 +67,6 @@ def test_a_producer(opened: Opened) -> None:
     assert opened.values() == [*expected(), b"a", b"b", b"c"]
 
 
-NO_SEAL = No(Unsupported, "cannot be sealed yet", "A replicated log cannot be sealed yet.")
 NO_DELETION = No(Unsupported, "log of a node", "A replicated log is deleted with the folders of its nodes.")
 
 
@@ -76,9 +75,6 @@ NO_DELETION = No(Unsupported, "log of a node", "A replicated log is deleted with
     default=("wal", "objects"),
     wal_reader=READER,
     replica=No(Unsupported, "only the primary", "Only the primary of a log orders records."),
-    primary=NO_SEAL,
-    node=NO_SEAL,
-    node_cold=NO_SEAL,
     queue_v1=No(Unsupported, "cannot be sealed", "A queue of version 1 has no place for a seal."),
 )
 def test_a_sealed_log_is_read_to_its_end(opened: Opened) -> None:

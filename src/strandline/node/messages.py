@@ -77,8 +77,9 @@ class Topology:
     """The store of the log's cold tier; None for none."""
     membership: Membership | None = None
     """The recorded members of the log; None if they were never changed, or from an earlier version."""
-    sealed: bool = False
-    """Whether the primary's log was sealed. The seal counts as one more record in all offsets of nodes."""
+    sealed: bool | None = None
+    """Whether the primary's log was sealed, which counts as one more record in ``durable`` and ``committed``, and in
+    the offsets of its replicas; None from an earlier version."""
 
 
 @dataclass(frozen=True, slots=True)

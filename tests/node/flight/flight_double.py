@@ -91,6 +91,9 @@ class Readable:
         upto = self.bounds().next if limit.upto is None else min(limit.upto, self.bounds().next)
         return [] if since.next >= upto else self.node.log.plan(since, Limit(None, limit.bytes, limit.batches, upto))
 
+    def ended(self, at):
+        return False
+
     def wait(self, past, timeout):
         self.node.waits += 1
         self.node.at_wait.pop(self.node.waits, lambda: None)()
@@ -198,9 +201,9 @@ class Node:
         self.note("report", caller)
         return ElectionReport("primary", 3, 2, 7, 5, None)
 
-    def append(self, records, *, append, policy, timeout, expect=None):
+    def append(self, records, *, append, policy, timeout, expect=None, seal=False):
         self.note("append", append, policy and str(policy), timeout)
-        handle = self.log.append_batch(records, writer=append and append[0], number=append and append[1])
+        handle = self.log.append_batch(records, writer=append and append[0], number=append and append[1], seal=seal)
         return Commit(handle.result(120), self.outcome, self.log.end(), handle.repeated)
 
     def reading(self):

@@ -58,10 +58,10 @@ def rendered(seen: Topology, slots: Mapping[str, NodeSlot], *, now: int) -> Rend
     facts = Table(box=None, pad_edge=False, show_header=False)
     facts.add_row("  log", str(seen.log_id))
     facts.add_row("  policy", seen.policy)
-    facts.add_row("  durable", f"below offset {seen.durable:,}")
-    behind = seen.durable - seen.committed
-    waiting = f"; {show.counted(behind, 'record')} not yet" if behind else ""
-    facts.add_row("  committed", f"below offset {seen.committed:,}{waiting}")
+    behind, end = seen.durable - seen.committed, seen.durable - bool(seen.sealed)
+    facts.add_row("  durable", f"below offset {end:,}{', sealed there' if seen.sealed else ''}")
+    waiting = f"; {show.counted(behind, 'record')} not yet{', the seal as one' * bool(seen.sealed)}" if behind else ""
+    facts.add_row("  committed", f"below offset {min(seen.committed, end):,}{waiting}")
     facts.add_row("  epoch", f"{seen.epoch:,}")
     for what, said in [] if seen.membership is None else member_facts(seen.membership):
         facts.add_row(f"  {what}", said)
