@@ -1,6 +1,7 @@
 """Errors that leave a node: what they are called by then, and what the node's log says of them."""
 
 import logging
+import subprocess
 import sys
 
 import pytest
@@ -69,3 +70,23 @@ def test_serving_without_the_library_says_what_to_install(tmp_path, monkeypatch)
     with pytest.raises(MissingExtra, match=r"strandline\[server\]"):
         FlightNode(node)
     node.close()
+
+
+def test_nodes_that_are_opened_at_once_in_a_new_process_all_serve():
+    """The library was looked up while another thread was importing it, and lacked half of its names."""
+    program = """if True:
+        import sys, threading
+        from strandline.node.flight.server.transport import _grpc
+        sys.setswitchinterval(1e-5)
+        found = []
+        look = lambda: found.append(_grpc().stream_stream_rpc_method_handler)
+        threads = [threading.Thread(target=look) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        print(len(found))
+    """
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout == "16\n"
+    assert ran.stderr == ""

@@ -54,17 +54,16 @@ _SPARE: Final = 30.0
 
 def _grpc() -> Any:
     """The library, quiet unless ``GRPC_VERBOSITY`` is set: malformed requests would fill the node's log."""
-    if "grpc" in sys.modules and sys.modules["grpc"] is not None:
-        return sys.modules["grpc"]
-    is_configured = _VERBOSITY in os.environ
-    os.environ.setdefault(_VERBOSITY, "NONE")
+    is_configured = _VERBOSITY in os.environ or "grpc" in sys.modules
+    if not is_configured:
+        os.environ[_VERBOSITY] = "NONE"
     try:
-        import grpc
+        import grpc  # waits for a thread that is importing it, which looking into sys.modules does not
     except ImportError as error:
         raise MissingExtra("Serving a node needs the extra 'server': pip install 'strandline[server]'.") from error
     finally:
         if not is_configured:
-            del os.environ[_VERBOSITY]
+            os.environ.pop(_VERBOSITY, None)
     return grpc
 
 
