@@ -73,7 +73,7 @@ def record_fields(record: Mapping[str, Any]) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {
         "offset": record["offset"],
-        "timestamp": _time(record["timestamp"]),
+        "timestamp": time_text(record["timestamp"]),
         "op": _OPS[record["op"]],
     }
     for name in ("key", "value"):
@@ -129,7 +129,8 @@ def parse_record(line: bytes, where: str) -> InputRecord:
 # --- writing ------------------------------------------------------------------------------------------------------
 
 
-def _time(microseconds: int) -> str | int:
+def time_text(microseconds: int) -> str | int:
+    """A time as text; one outside the calendar stays a number."""
     minutes, rest = divmod(microseconds, 60_000_000)
     try:
         text = f"{rest:08}"

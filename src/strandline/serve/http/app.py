@@ -15,7 +15,7 @@ from strandline.serve.http.calls import Calls
 from strandline.serve.http.hub import Hub, LogEntry
 from strandline.serve.http.limits import HttpLimits
 from strandline.serve.http.methods import Methods
-from strandline.serve.http.protocol.records import BadValue
+from strandline.serve.http.protocol.bad_rows import BadRow
 from strandline.serve.http.requests import Bodies, Busy, Gone, Message, Receive, Request, Scope, Send
 from strandline.serve.http.streams import StreamRoot
 from strandline.storage.env import SYSTEM, Env
@@ -103,7 +103,7 @@ class StreamApp:
         sender = _AnswerSender(send, self._cross_origin(origin))
         try:
             answer = await self._answer(scope, receive, sender)
-        except BadValue as error:
+        except BadRow as error:
             answer = problem(
                 HTTPStatus.UNPROCESSABLE_ENTITY, str(error), row=error.row, field=error.field, reason=error.reason
             )

@@ -18,6 +18,7 @@ from strandline.serve.http.answers import HttpAnswer, problem
 from strandline.serve.http.calls import Calls
 from strandline.serve.http.hub import GONE, Hub, Pinned
 from strandline.serve.http.limits import HttpLimits
+from strandline.serve.http.protocol.cloud_events import is_event
 from strandline.serve.http.protocol.content import DEFAULT_TYPE, checked_type, media_type, messages_of
 from strandline.serve.http.protocol.producers import (
     KEY,
@@ -28,7 +29,7 @@ from strandline.serve.http.protocol.producers import (
     SequenceGap,
     producer_of,
 )
-from strandline.serve.http.protocol.records import notation_of, records_of
+from strandline.serve.http.protocol.records import is_whole, records_sent
 from strandline.serve.http.protocol.tokens import token_of
 from strandline.serve.http.reads import Reader
 from strandline.serve.http.requests import Bodies, Busy, Receive, Request, Send
@@ -134,41 +135,50 @@ class Methods:
     # --- POST --------------------------------------------------------------------------------------------------------
 
     async def _post(self, stream: Stream, request: Request, producer: HttpProducer | None, body: bytes) -> HttpAnswer:
-        if not body and not request.closes:
+        if not body and not request.closes and not is_event(request.headers):
             return problem(HTTPStatus.BAD_REQUEST, "The body is empty: give what to append, or Stream-Closed: true.")
         records = None
-        if body:
-            given = request.headers.get("content-type")
-            if not given:
-                return problem(HTTPStatus.BAD_REQUEST, "The request has no Content-Type: give that of the stream.")
-            notation = notation_of(given)
-            if media_type(given) == media_type(stream.content_type):
-                records = await self._calls(self._messages, body, stream.content_type, _sequence_of(request))
-                if records is None:
-                    return problem(HTTPStatus.BAD_REQUEST, "The array is empty: give at least one message.")
-            elif notation is None or "stream-seq" in request.headers:
-                return await self._other_type(stream, given)
-            else:
-                records = await self._calls(records_of, body, notation, now=self._env.clock.now())
+        if body or is_event(request.headers):
+            found = await self._records(stream, request, body)
+            if isinstance(found, HttpAnswer):
+                return found
+            records = found
             if stream.is_typed:
                 await self._calls(stream.check_values, records)
         await self._hub.used(stream)
         outcome = await stream.append(Append(records, producer, _sequence_of(request), request.closes))
         return await self._appended(stream, outcome, producer, closes=request.closes)
 
+    async def _records(self, stream: Stream, request: Request, body: bytes) -> pa.Table | pa.RecordBatch | HttpAnswer:
+        """The records that a request appends, or why it does not."""
+        given, headers = request.headers.get("content-type"), request.headers
+        if not given and not is_event(headers):
+            return problem(HTTPStatus.BAD_REQUEST, "The request has no Content-Type: give that of the stream.")
+        if media_type(given or "") == media_type(stream.content_type) and not is_event(headers):
+            messages = await self._calls(self._messages, body, stream.content_type, _sequence_of(request))
+            empty = problem(HTTPStatus.BAD_REQUEST, "The array is empty: give at least one message.")
+            return empty if messages is None else messages
+        if not is_whole(headers):
+            return await self._refused(
+                stream,
+                HTTPStatus.CONFLICT,
+                f"The stream holds {stream.content_type}, and the body is {shown(given)}: send the same.",
+            )
+        if "stream-seq" in headers:
+            return await self._refused(
+                stream, HTTPStatus.BAD_REQUEST, "Stream-Seq goes with the stream's own content, not with whole records."
+            )
+        return await self._calls(records_sent, headers, body, request.only("key"), now=self._env.clock.now())
+
     def _messages(self, body: bytes, content_type: str, sequence: bytes | None = None) -> pa.RecordBatch | None:
         """The records of a body, None if it holds no message; may take seconds, and so never on the event loop."""
         values = messages_of(body, content_type)
         return batch_of(values, self._env.clock.now(), sequence) if values else None
 
-    async def _other_type(self, stream: Stream, given: str) -> HttpAnswer:
+    async def _refused(self, stream: Stream, status: int, detail: str) -> HttpAnswer:
+        """Why nothing is appended; that the stream is closed goes before all else."""
         bounds = await self._calls(stream.log.bounds)
-        if bounds.sealed:
-            return await self._closed(stream, bounds.next)
-        return problem(
-            HTTPStatus.CONFLICT,
-            f"The stream holds {stream.content_type}, and the body is {shown(given)}: send the same.",
-        )
+        return await self._closed(stream, bounds.next) if bounds.sealed else problem(status, detail)
 
     async def _closed(self, stream: Stream, end: int) -> HttpAnswer:
         token = token_of(await self._calls(stream.cursor_at, end))

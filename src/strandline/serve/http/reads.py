@@ -88,8 +88,7 @@ def read_chunk(stream: Stream, since: Cursor, room: int, form: Form) -> Chunk:
         for batch in span.fetch(["value"] if form.notation is None else None):
             sizes = sizes_of(batch.column("value"), 4) if form.notation is None else sizes_of_records(batch)
             count = within(sizes, left, at_least_one=not batches)
-            taken = batch.slice(0, count)
-            batches.append(taken)
+            batches.append(batch.slice(0, count))
             left -= int(sizes[:count].sum())
             at = at.at(at.next + count)
             if count < batch.num_rows:
@@ -103,7 +102,8 @@ def read_chunk(stream: Stream, since: Cursor, room: int, form: Form) -> Chunk:
     if form.notation is None:
         body, content_type = body_of([batch.column(0) for batch in batches], stream.content_type), stream.content_type
     else:
-        body = body_of_records([with_prefix(batch, form.prefix) for batch in batches], form.notation)
+        taken = [with_prefix(batch, form.prefix) for batch in batches]
+        body = body_of_records(taken, form.notation, stream.log_id, stream.content_type)
         content_type = form.notation
     return Chunk(since, at, body, content_type, is_end, bounds.sealed and is_end)
 

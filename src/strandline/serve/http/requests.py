@@ -19,6 +19,8 @@ Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _PARAMETERS: Final = 32
+_DECIDING: Final = ("stream-", "producer-", "idempotency-key", "ce-", "content-", "authorization", "host")
+"""How the names of headers begin of which one request may not have two."""
 
 
 class TooLarge(InvalidInput):
@@ -54,7 +56,7 @@ class Request:
         headers: dict[str, str] = {}
         for raw, value in scope["headers"]:
             name = raw.decode("latin-1").lower()
-            if name in headers and name.startswith(("stream-", "producer-", "content-", "authorization", "host")):
+            if name in headers and name.startswith(_DECIDING):
                 raise InvalidInput(f"The request has the header {name} twice: send it once.")
             headers[name] = value.decode("latin-1").strip()
         query: dict[str, list[str]] = {}

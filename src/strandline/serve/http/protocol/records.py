@@ -1,14 +1,15 @@
-"""Records beyond the protocol: whole records as JSON lines or as Arrow, into any stream and out of it. Pure.
+"""Records beyond the protocol: whole records as JSON lines, Arrow or CloudEvents, into any stream and out of it. Pure.
 
-A stream's own content is the values of its records. These two notations carry key, operation, time and headers as well.
+A stream's own content is the values of its records. These notations carry key, operation, time and headers as well.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from uuid import UUID
 
 import msgspec
 import numpy as np
@@ -22,12 +23,24 @@ from strandline.formats.json.records import parse_record, record_fields, record_
 from strandline.model.records import MAX_BATCH_BYTES, READ_SCHEMA, RECORD_SCHEMA, TIMESTAMP, Op, conform
 from strandline.node.flight.wire.append_stream import check_types
 from strandline.node.flight.wire.protocol import read_batch, read_schema_message
+from strandline.serve.http.protocol.bad_rows import BadRow
+from strandline.serve.http.protocol.cloud_events import (
+    BATCH,
+    EVENT,
+    body_of_events,
+    checked_key,
+    event_of_request,
+    events_of,
+    is_event,
+)
 from strandline.serve.http.protocol.content import media_type, sizes_of
 from strandline.values.contract import Codec
 
 LINES: Final = "application/x-ndjson"
 ARROW: Final = "application/vnd.apache.arrow.stream"
-NOTATIONS: Final = (LINES, ARROW)
+NOTATIONS: Final = (LINES, ARROW, BATCH)
+"""What a reader may ask for."""
+_SENT: Final = (*NOTATIONS, EVENT)
 
 _OPS: Final = {op.name.lower(): int(op) for op in Op}
 _FIELD: Final = re.compile(r"at `\$\.?(?P<path>[^`]*)`|field '(?P<name>[^']*)'")
@@ -36,15 +49,15 @@ _RECORD_BYTES: Final = 64
 """What a record takes beside key, value and headers, at least: its offset and its time."""
 
 
-class BadValue(StrandlineError):
-    """A value does not fit the format that the log names; nothing was appended. ``row`` counts from 0."""
+class BadValue(BadRow):
+    """A value does not fit the format that the log names; nothing was appended."""
 
     def __init__(self, row: int, reason: str) -> None:
         """``reason`` is what the log's codec says."""
-        super().__init__(f"Record {row} does not fit the values of this log: {reason}. Nothing was appended.")
         found = _FIELD.search(reason)
-        self.row, self.reason = row, reason
-        self.field = None if found is None else found["path"] or found["name"]
+        field = None if found is None else found["path"] or found["name"]
+        message = f"Record {row} does not fit the values of this log: {reason}. Nothing was appended."
+        super().__init__(message, row, field, reason)
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
@@ -59,24 +72,33 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True):
 _DECODER: Final = msgspec.json.Decoder(_Line)
 
 
-def notation_of(content_type: str | None) -> str | None:
-    """The notation of records that a content type names; None for any other."""
-    kind = media_type(content_type or "")
-    return kind if kind in NOTATIONS else None
-
-
 def accepted(accept: str | None) -> str | None:
     """The notation of records that a reader asks for; None if it takes the stream's own content."""
     kinds = [media_type(part) for part in (accept or "").split(",")]
     return next((kind for kind in kinds if kind in NOTATIONS), None)
 
 
-def records_of(body: bytes, notation: str, *, now: int) -> pa.Table:
-    """The records in a body; ``InvalidInput`` says which line is wrong.
+def is_whole(headers: Mapping[str, str]) -> bool:
+    """Whether the headers of a request, whose names are in lower case, say that its body is whole records."""
+    return is_event(headers) or media_type(headers.get("content-type", "")) in _SENT
 
-    >>> records_of(b'{"key": "a", "value": {"n": 1}}', LINES, now=0).select(["key", "value"]).to_pylist()
+
+def records_sent(headers: Mapping[str, str], body: bytes, key: str | None, *, now: int) -> pa.Table:
+    """The records of a request; ``InvalidInput`` or :class:`BadRow` says which line is wrong.
+
+    ``key`` names the attribute of CloudEvents that is the key, None for the subject.
+
+    >>> sent = records_sent({"content-type": LINES}, b'{"key": "a", "value": {"n": 1}}', None, now=0)
+    >>> sent.select(["key", "value"]).to_pylist()
     [{'key': b'a', 'value': b'{"n":1}'}]
     """
+    notation, name = media_type(headers.get("content-type", "")), checked_key(key)
+    if notation in (EVENT, BATCH):  # its own attributes count, and not those in the headers
+        return events_of(body, notation, name, now=now)
+    if is_event(headers):
+        return event_of_request(headers, body, name, now=now)
+    if name is not None:
+        raise InvalidInput("key names an attribute of CloudEvents: leave it out with other notations.")
     return _table_of_lines(body, now) if notation == LINES else _table_of_arrow(body, now)
 
 
@@ -161,8 +183,10 @@ def with_prefix(batch: pa.RecordBatch, prefix: bytes) -> pa.RecordBatch:
     return batch.filter(pc.fill_null(pc.starts_with(batch.column("key"), prefix), False)) if prefix else batch
 
 
-def body_of_records(batches: Sequence[pa.RecordBatch], notation: str) -> bytes:
-    """The body of an answer with these records, which have offsets."""
+def body_of_records(batches: Sequence[pa.RecordBatch], notation: str, log_id: UUID, content_type: str) -> bytes:
+    """The body of an answer with these records, which have offsets, of a stream with this content type."""
+    if notation == BATCH:
+        return body_of_events(batches, log_id, content_type)
     if notation == ARROW:
         sink = io.BytesIO()
         with pa.ipc.new_stream(sink, READ_SCHEMA) as writer:
