@@ -13,7 +13,7 @@ import pyarrow as pa
 from strandline.errors import InvalidInput, NotFound, StrandlineError
 from strandline.formats.checksum import crc32c
 from strandline.log.read.planning import divided_spans
-from strandline.model.cursor import Cursor, Limit
+from strandline.model.cursor import Cursor, Limit, parse_start
 from strandline.serve.http.answers import HttpAnswer, send_piece, send_start
 from strandline.serve.http.limits import HttpLimits
 from strandline.serve.http.protocol.content import DataEvents, body_of, event, is_text, sizes_of, within
@@ -67,9 +67,9 @@ class Form:
 
 def form_of(request: Request) -> Form:
     """What a request asks for."""
-    notation, prefix = accepted(request.headers.get("accept")), request.only("prefix")
+    notation, prefix = accepted(request.headers.get("accept")), request.only("key_prefix")
     if prefix is not None and notation is None:
-        raise InvalidInput(f"A prefix of keys is for whole records: send Accept: {' or '.join(NOTATIONS)} with it.")
+        raise InvalidInput(f"key_prefix is for whole records: send Accept: {' or '.join(NOTATIONS)} with it.")
     return Form(notation, (prefix or "").encode())
 
 
@@ -109,8 +109,13 @@ def read_chunk(stream: Stream, since: Cursor, room: int, form: Form) -> Chunk:
 
 
 def start_of(stream: Stream, request: Request) -> tuple[Cursor, bool]:
-    """The cursor from which a request reads, and whether that is the end as of now; blocks."""
-    given = request.only("offset")
+    """The cursor from which a request reads, and whether another one may be found later; blocks."""
+    given, since = request.only("offset"), request.only("since")
+    if since is not None:
+        if given is not None:
+            raise InvalidInput("A read begins at its offset, or at what since says: give one of the two.")
+        start = Cursor.parse(since) if "/" in since else parse_start(since)
+        return start if isinstance(start, Cursor) else stream.cursor_at(stream.log.position_of(start)), True
     if given is None or given == BEGINNING:
         return stream.cursor_at(stream.log.bounds().first), False
     if given == NOW:
@@ -132,10 +137,10 @@ class Reader:
         live = request.only("live")
         if live not in (None, _POLL, _EVENTS):
             raise InvalidInput(f"live is {_POLL} or {_EVENTS}.")
-        if live is not None and request.only("offset") is None:
+        if live is not None and not {"offset", "since"} & request.query.keys():
             raise InvalidInput("A live read begins somewhere: its offset is -1, now, or one of an answer.")
         form = form_of(request)
-        since, is_now = await calls(start_of, self.stream, request)
+        since, may_move = await calls(start_of, self.stream, request)
         if live == _EVENTS:
             if form.notation is not None:
                 raise InvalidInput("Events carry the stream's own content: read whole records by long-poll.")
@@ -146,7 +151,7 @@ class Reader:
         chunk = await self._read(since, form, calls)
         headers = self._headers(chunk) | {
             "Vary": "Accept",
-            "Cache-Control": NO_STORE if is_now else CATCH_UP,
+            "Cache-Control": NO_STORE if may_move else CATCH_UP,
             "ETag": chunk.etag,
         }
         if request.headers.get("if-none-match") == chunk.etag:
