@@ -7,7 +7,7 @@ from importlib import import_module
 
 from tests.fuzz.targets import Target
 
-GROUPS = ("formats", "values", "extremes", "places", "flight", "commands")
+GROUPS = ("formats", "values", "bodies", "extremes", "places", "flight", "commands")
 _BROKEN = "broken"
 
 

@@ -15,7 +15,7 @@ from tests.fuzz.runner import ROOT, fuzz
 from tests.fuzz.targets import case
 from tests.matrix_cases import sampled
 
-CASES = {"formats": 40, "values": 40, "extremes": 40, "places": 4, "flight": 10, "commands": 3}
+CASES = {"formats": 40, "values": 40, "bodies": 40, "extremes": 40, "places": 4, "flight": 10, "commands": 3}
 """Of each target of a group."""
 FEW = {"command-processes": 2}
 """Of targets that take long."""

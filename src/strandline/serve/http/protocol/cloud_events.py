@@ -47,6 +47,8 @@ _NAME: Final = re.compile(r"[a-z0-9]+")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)
 _LARGEST: Final = (1 << 31) - 1
+_LONG_NUMBER: Final = re.compile(rb"(?<![0-9])[0-9]{1000}")
+"""Digits that may be a number which readers refuse, and with it the whole answer: such data is sent in base64."""
 
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _MANY: Final = msgspec.json.Decoder(list[msgspec.Raw])
@@ -324,7 +326,7 @@ def _add_data(event: dict[str, Any], value: bytes | None, content_type: str | No
     if value is None:
         return
     try:
-        if _is_json(content_type):
+        if _is_json(content_type) and not _LONG_NUMBER.search(value):
             value.decode()
             _RAW.decode(value)
             event["data"] = msgspec.Raw(value)
