@@ -205,7 +205,7 @@ def test_the_openapi_document_has_every_route(serve: Serve) -> None:
 def test_without_a_token_or_with_a_wrong_one_it_is_401_everywhere(serve: Serve, orders: Any, tokens: str) -> None:
     running = serve(LOG + tokens)
     running.until_ready()
-    names = {"{log}": "orders", "{slot}": "s", "{section}": "tables", "{name}": "t", "{verb}": "pause"}
+    names = {"{log}": "orders", "{slot}": "s", "{table}": "t", "{section}": "tables", "{name}": "t", "{verb}": "pause"}
     for route in ROUTES:
         path = route.path
         for part, name in names.items():

@@ -10,9 +10,15 @@ from typing import Any, Final
 from strandline.errors import InvalidInput, NotFound, StrandlineError
 from strandline.log.lag import LogLag
 from strandline.serve.config.changes import Changes, PartName, changes, in_force
-from strandline.serve.config.settings import LogSection, Settings, TableSection
+from strandline.serve.config.settings import LogSection, Settings
 from strandline.serve.log_state import measure_lag
-from strandline.serve.parts.followers import Logs, RunningIngest, SnapshotRounds, TableFollower, WatchedTable
+from strandline.serve.parts.followers import (
+    Logs,
+    RunningIngest,
+    SnapshotRounds,
+    TableFollower,
+    WatchedTable,
+)
 from strandline.serve.parts.logs import Opening, ServedLog, TierRounds, TrimRounds
 from strandline.serve.parts.rounds import RoundPart, Rounds
 from strandline.serve.parts.states import PartState, why_not_ready
@@ -36,6 +42,7 @@ class Server:
         self._rounds = Rounds(access.env)
         self._served: dict[str, ServedLog] = {}
         self._logs = Logs(self._served, access)
+        self._tables: dict[str, TableFollower] = {}
         self._parts: dict[PartName, Part] = {}
         self._lags: dict[PartName, LogLag | None] = {}
         self._changing = threading.Lock()
@@ -77,10 +84,12 @@ class Server:
                 self._start_log(part, given)
             case "ingest":
                 self._follow(part, RunningIngest(given, self._logs).run)
-            case "tables" if given.follow:
-                self._follow(part, TableFollower(given, self._logs).run)
             case "tables":
-                self._parts[part] = self._watch(part, given)
+                follower = self._tables[part.name] = TableFollower(given, self._logs)
+                if given.follow:
+                    self._follow(part, follower.run)
+                else:
+                    self._parts[part] = self._watch(part, WatchedTable(given, self._logs, follower), follower)
             case "snapshots":
                 if self._folder is None:
                     raise InvalidInput(f"{part} needs a folder of the server.")
@@ -110,12 +119,10 @@ class Server:
         supervised = self._parts[part] = Supervised(part, run, self._access.env)
         supervised.start()
 
-    def _watch(self, part: PartName, given: TableSection) -> RoundPart:
-        watched = WatchedTable(given, self._logs)
-
+    def _watch(self, part: PartName, watched: WatchedTable, follower: TableFollower) -> RoundPart:
         def look(stop: threading.Event) -> float:
             del stop
-            with self._logs.reached(given.log) as log:
+            with follower.reached() as log:
                 added.keeper.works(watched.position(log))
             return _LAG_EVERY
 
@@ -132,6 +139,8 @@ class Server:
             self._parts.pop(name, None)
         if part.section == "logs" and not stays:
             self._served.pop(part.name, None)
+        if part.section == "tables":
+            self._tables.pop(part.name, None)
 
     # --- what it tells -----------------------------------------------------------------------------------------
 
@@ -157,6 +166,12 @@ class Server:
         if name not in self._served:
             raise NotFound(f"There is no log {name!r} here: the file of the server has no [logs.{name}].")
         return self._served[name].log
+
+    def table(self, name: str) -> TableFollower:
+        """The follower of a table, which may be paused; ``NotFound`` if the file has none of this name."""
+        if name not in self._tables:
+            raise NotFound(f"There is no table {name!r} here: the file of the server has no [tables.{name}].")
+        return self._tables[name]
 
     def states(self) -> list[PartState]:
         """All parts as they are now, the logs first."""

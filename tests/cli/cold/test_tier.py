@@ -15,7 +15,7 @@ from uuid import UUID
 import pytest
 
 import strandline as sl
-from strandline.cli.cold.segments import Stretch, newest, picture, stretches
+from strandline.cli.cold.segments import Stretch, picture, stretches
 from strandline.cli.cold.tier import FENCED
 from strandline.cli.shared.any_log import LogPlace
 from strandline.compat.spool.lsn_log import WriteAheadLog
@@ -25,6 +25,7 @@ from strandline.log.wal.recover.rewind import rewind
 from strandline.model.cursor import Bounds
 from strandline.model.retention import TIER_SLOT, SlotState
 from strandline.model.segments import ColdTier, SegmentId, SegmentMetadata, SegmentState, SegmentUpdate, TopicPartition
+from strandline.serve.tier_state import newest
 from strandline.tier.copy.planning import KnownSegments
 from strandline.tier.copy.segment_files import segment_path
 from strandline.tier.metadata.manager import MetadataManager

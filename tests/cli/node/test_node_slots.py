@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 import strandline as sl
-from strandline.cli.node.node_state import pins, replica_slots
+from strandline.cli.node.node_state import pins
 from strandline.errors import CorruptData
 from strandline.log.slots.slot_lag import SlotLag
 from strandline.log.wal.snapshot import KIND
@@ -21,6 +21,7 @@ from strandline.model.retention import Consumed, Invalidation, InvalidReason, Ma
 from strandline.node.flight.server import actions
 from strandline.node.message_json import answer, read_node_slots, write_node_slots
 from strandline.node.messages import Caller, NodeSlot, NodeSlots, ReplicaProgress, SlotKind
+from strandline.serve.node_state import replica_slots
 from tests.cli.conftest import Run
 
 ROWS = 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal
@@ -17,9 +17,9 @@ from strandline.cli.shared.any_log import tierable_log
 from strandline.cli.shared.common import Place, guarded
 from strandline.cli.shared.groups import ListingGroup, group
 from strandline.cli.shared.options import option
-from strandline.cli.shared.text import moment
 from strandline.model.cursor import Bounds
-from strandline.model.segments import SegmentId, SegmentMetadata, SegmentState
+from strandline.model.segments import SegmentMetadata, SegmentState
+from strandline.serve.tier_state import segment_fields
 from strandline.tier.opening import cold_tier, follow_events
 from strandline.tier.verify import TierView, look_at
 
@@ -53,21 +53,6 @@ _STYLES: Final = {"copy-started": "yellow", "copy-finished": "green", "delete-st
 """The states of segments that are listed."""
 
 
-def row_of(segment: SegmentMetadata, spare: Collection[SegmentId]) -> dict[str, Any]:
-    """One segment as a listed row. ``end`` is its last offset; ``terms`` has the start of each of its terms."""
-    return {
-        "start": segment.start,
-        "end": segment.end,
-        "records": segment.end - segment.start + 1,
-        "size": segment.size,
-        "state": segment.state.name.lower().replace("_", "-"),
-        "superseded": segment.state is SegmentState.COPY_FINISHED and segment.segment in spare,
-        "terms": segment.terms,
-        "max_timestamp": newest(segment.max_timestamp),
-        "id": str(segment.segment.id),
-    }
-
-
 @segments.command("list")
 @guarded
 def list_(
@@ -90,7 +75,7 @@ def list_(
     spare = seen.known.spare
     rows = [
         row
-        for row in (row_of(segment, spare) for segment in seen.known.segments)
+        for row in (segment_fields(segment, spare) for segment in seen.known.segments)
         if state in (None, row["state"]) and (term is None or term in dict(row["terms"]))
     ]
     fields = {"url": seen.url, "store": seen.cold.store, "segments": rows}
@@ -126,19 +111,6 @@ def terms_of(terms: Sequence[tuple[int, int]]) -> str:
     """
     (first, _), *later = terms
     return ", ".join([str(first), *(f"{term} from {start:,}" for term, start in later)])
-
-
-def newest(milliseconds: int) -> str | None:
-    """The time of the newest record, UTC; None if there is none.
-
-    >>> newest(1_700_000_000_123), newest(-1)
-    ('2023-11-14T22:13:20.123Z', None)
-    """
-    if milliseconds == -1:
-        return None
-    # Records may have any time.
-    found = moment(milliseconds * 1000, "%Y-%m-%dT%H:%M:%S.%f")
-    return f"{milliseconds} ms" if found is None else f"{found[:-3]}Z"
 
 
 # --- map -------------------------------------------------------------------------------------------------------

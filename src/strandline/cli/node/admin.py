@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import wraps
 from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from strandline.cli.node.node_state import fields, lines, rendered, replica_slots, what_it_pins
+from strandline.cli.node.node_state import lines, rendered, what_it_pins
 from strandline.cli.shared import output as show
 from strandline.cli.shared.any_log import client_security, connection_errors
 from strandline.cli.shared.common import Yes, confirm, connecting, guarded
@@ -26,6 +25,7 @@ from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.messages import Topology
 from strandline.node.node_folder import STATE, NodeFolder, plausible_term
 from strandline.serve.log_state import slot_fields
+from strandline.serve.node_state import members_with_slots, replica_slots, status_fields, topology_fields
 from strandline.storage.clock import CLOCK
 from strandline.storage.disk import DISK
 
@@ -61,10 +61,7 @@ def topology(node: Node) -> None:
     Example: strandline node topology grpc://10.0.0.1:7450
     """
     seen, slots, now = node.topology(), replica_slots(node), CLOCK.now()
-    found = fields(seen)
-    for member in found["members"]:
-        member["slot"] = slot_fields(slots[member["name"]], now) if member["name"] in slots else None
-    show.answer(found, lambda: rendered(seen, slots, now=now))
+    show.answer(members_with_slots(seen, slots, now), lambda: rendered(seen, slots, now=now))
 
 
 @asking
@@ -75,7 +72,7 @@ def status(node: Node) -> None:
     """
     seen = node.status()
     slots = replica_slots(node) if seen.condition == "leading" else {}
-    found = {**asdict(seen), "position": None if seen.position is None else str(seen.position)}
+    found = status_fields(seen)
     found["replica_slots"] = {name: slot_fields(slot, CLOCK.now()) for name, slot in slots.items()}
     behind = [
         f"  replica {name}, last heard of {show.seconds(slot.seconds_since_seen)} ago: {what_it_pins(slot)}"
@@ -123,7 +120,7 @@ def promote(
                 "It is healthy, and no node that answered has more. Nodes that did not answer were left out: records",
                 "that only they have go into their quarantine when they return.",
             ]
-    found = {"promoted": leads is None, "forced": force and leads is None, **fields(now)}
+    found = {"promoted": leads is None, "forced": force and leads is None, **topology_fields(now)}
     show.answer(found, *message)
 
 

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from typing import Any, Final
+from typing import Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from strandline.cli.shared import output as show
-from strandline.errors import Fenced, InvalidInput, NotReady
 from strandline.log.slots.slot_lag import SlotLag
 from strandline.model.cursor import SECOND
 from strandline.model.node import LogMembers, Membership
-from strandline.node.flight.client.remote_log import RemoteLog
 from strandline.node.lead.policies import Quorum, parse_policy
-from strandline.node.messages import Member, NodeSlot, NodeStatus, SlotKind, Topology
+from strandline.node.messages import Member, NodeSlot, NodeStatus, Topology
 
 _WELL: Final = ("leading", "following")
-
-
-def replica_slots(node: RemoteLog) -> dict[str, NodeSlot]:
-    """The slots of the replicas of a primary; none for a node of an earlier build, or one that does not lead."""
-    try:
-        found = node.slot_lags().slots
-    except (InvalidInput, NotReady, Fenced):
-        return {}
-    return {each.lag.state.name: each for each in found if each.kind is SlotKind.REPLICA}
 
 
 def what_it_pins(slot: SlotLag) -> str:
@@ -40,14 +28,6 @@ def what_it_pins(slot: SlotLag) -> str:
     size = f"{show.size(slot.bytes_behind)}, up to {show.seconds(slot.seconds_behind)} old"
     pinned = show.counted(slot.records_behind, "record")
     return f"its slot pins {pinned} ({size}) from offset {slot.state.position:,} on"
-
-
-def fields(seen: Topology) -> dict[str, Any]:
-    """The fields of ``--json``."""
-    found = {**asdict(seen), "log_id": str(seen.log_id)}
-    for member in found["members"]:
-        member["lag"] = None if member["applied"] is None else max(0, seen.durable - member["applied"])
-    return found
 
 
 def rendered(seen: Topology, slots: Mapping[str, NodeSlot], *, now: int) -> RenderableType:

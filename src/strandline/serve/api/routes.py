@@ -12,7 +12,15 @@ import msgspec
 from strandline.errors import AlreadyExists, InvalidInput, NotFound, StrandlineError
 from strandline.model.addresses import is_plain_name
 from strandline.serve.api.permissions import Permissions
-from strandline.serve.api.state import ActRequest, MoveRequest, ServerState, SlotRequest
+from strandline.serve.api.state import (
+    ActRequest,
+    MoveRequest,
+    PromoteRequest,
+    RebuildRequest,
+    RetentionRequest,
+    ServerState,
+    SlotRequest,
+)
 from strandline.serve.config.changes import PartName
 from strandline.serve.http.access import Access
 from strandline.serve.http.answers import HttpAnswer, problem, problem_of
@@ -28,7 +36,7 @@ class StateRoute:
 
     method: str
     path: str
-    """Names in braces stand for one part of the path: ``{log}``, ``{slot}``, ``{section}``, ``{name}``, ``{verb}``."""
+    """Names in braces stand for one part of the path, such as ``{log}``, ``{slot}``, ``{table}``, ``{verb}``."""
     access: Access
     summary: str
     answer: Callable[[ServerState, Mapping[str, str], Any, Sees], dict[str, Any]]
@@ -41,10 +49,22 @@ ROUTES: Final = (
         "GET", "/v1/logs/{log}", Access.READ, "A log with its slots.",
         lambda state, p, _b, _s: state.log(p["log"]),
     ),
+    StateRoute(
+        "GET", "/v1/logs/{log}/segments", Access.READ, "The segments of a log's cold tier.",
+        lambda state, p, _b, _s: state.segments(p["log"]),
+    ),
+    StateRoute(
+        "GET", "/v1/logs/{log}/nodes", Access.READ, "The nodes of a replicated log.",
+        lambda state, p, _b, _s: state.nodes(p["log"]),
+    ),
     StateRoute("GET", "/v1/parts", Access.READ, "All parts.", lambda state, _p, _b, sees: state.parts(sees)),
     StateRoute(
         "GET", "/v1/tables", Access.READ, "All tables.",
         lambda state, _p, _b, sees: state.parts(sees, "tables"),
+    ),
+    StateRoute(
+        "GET", "/v1/tables/{table}/letters", Access.READ, "The dead letters of a table, by reason.",
+        lambda state, p, _b, _s: state.letters(p["table"]),
     ),
     StateRoute(
         "GET", "/v1/ingest", Access.READ, "All ingests.",
@@ -65,6 +85,22 @@ ROUTES: Final = (
     StateRoute(
         "POST", "/v1/logs/{log}/trim", Access.ADMIN, "Trim a log now.",
         lambda state, p, body, _s: state.trim(p["log"], body), ActRequest,
+    ),
+    StateRoute(
+        "POST", "/v1/logs/{log}/retention", Access.ADMIN, "Change what a log keeps.",
+        lambda state, p, body, _s: state.retain(p["log"], body), RetentionRequest,
+    ),
+    StateRoute(
+        "POST", "/v1/logs/{log}/promote", Access.ADMIN, "Make the node of this process the primary.",
+        lambda state, p, body, _s: state.promote(p["log"], body), PromoteRequest,
+    ),
+    StateRoute(
+        "POST", "/v1/tables/{table}/replay", Access.ADMIN, "Apply the dead letters of a table.",
+        lambda state, p, body, _s: state.replay(p["table"], body), ActRequest,
+    ),
+    StateRoute(
+        "POST", "/v1/tables/{table}/rebuild", Access.ADMIN, "Build a table again from its log.",
+        lambda state, p, body, _s: state.rebuild(p["table"], body), RebuildRequest,
     ),
     StateRoute(
         "POST", "/v1/parts/{section}/{name}/{verb}", Access.ADMIN, "Pause or resume a part.",
@@ -127,14 +163,12 @@ class StateApi:
             return problem_of(error)
 
     async def _answer(self, route: StateRoute, names: Mapping[str, str], request: Request, body: bytes) -> HttpAnswer:
-        asked = _decoded(route, body)
-        slot: str = names.get("slot") or getattr(asked, "name", "") or ""
-        is_list = route.access is Access.READ and "log" not in names
-        denied = (
-            self._permissions.denied_all(request.headers)
-            if is_list
-            else self._permissions.denied(request.headers, route.access, log=names.get("log", ""), slot=slot)
-        )
+        denied = self._permissions.denied_all(request.headers)
+        asked = None if denied is not None else _decoded(route, body)
+        if denied is None and (names or route.access is not Access.READ):  # a list is of what the caller may see
+            slot: str = names.get("slot") or getattr(asked, "name", "") or ""
+            log = self._state.log_in(names)
+            denied = self._permissions.denied(request.headers, route.access, log=log, slot=slot)
         if denied is not None:
             needs = {"WWW-Authenticate": "Bearer"} if denied.status == HTTPStatus.UNAUTHORIZED else {}
             return problem(denied.status, denied.reason, needs)

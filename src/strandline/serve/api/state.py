@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any, Final, final
 
 import msgspec
 
-from strandline.errors import InvalidInput, Unsupported
+from strandline.errors import InvalidInput, NotFound, StrandlineError, Unsupported
 from strandline.log.object.log import ObjectLog
 from strandline.model.cursor import parse_start
+from strandline.model.retention import as_retention, default_limits
+from strandline.node.flight.client.remote_log import RemoteLog
+from strandline.node.replicate.replica import Condition
 from strandline.serve.config.changes import PartName
 from strandline.serve.log_state import log_state, trim_fields
+from strandline.serve.node_state import members_with_slots, replica_slots, status_fields
 from strandline.serve.parts.states import PartState, Status
 from strandline.serve.server import Server
+from strandline.serve.tier_state import tier_fields
 from strandline.storage.env import Env
-from strandline.tier.read.tiered_log import hot_tier
+from strandline.tier.read.tiered_log import TieredLog, hot_tier
 
 _PAUSED: Final = ("tables", "ingest", "trim", "cold", "snapshots")
 
@@ -38,6 +44,29 @@ class MoveRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ActRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An action without further arguments."""
 
+    dry_run: bool = False
+
+
+class RetentionRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a log is to keep from now on."""
+
+    retention: str
+    dry_run: bool = False
+
+
+class PromoteRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a node becomes the primary."""
+
+    force: bool = False
+    """Leave out the nodes that do not answer: what only they have is lost."""
+    dry_run: bool = False
+
+
+class RebuildRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where the rows of a table begin."""
+
+    start: str | int | None = None
+    """None: where they began before."""
     dry_run: bool = False
 
 
@@ -98,6 +127,26 @@ class ServerState:
         """One log: its bounds, its slots with their lag, and what pins the floor."""
         return {"name": name, **log_state(self._server.log(name), self._env.clock.now()).fields()}
 
+    def segments(self, name: str) -> dict[str, Any]:
+        """The segments of a log with a cold tier."""
+        log, served = self._server.log(name), self._server.served(name)
+        found = log if served.node is None else served.node.reading()
+        if isinstance(found, TieredLog):
+            return tier_fields(found)
+        raise NotFound(f"The log {name!r} has no cold tier: give it one by [logs.{name}.cold] in the server's file.")
+
+    def nodes(self, name: str) -> dict[str, Any]:
+        """The nodes of a replicated log: the one of this process, and all of them as the primary sees them."""
+        log, served = hot_tier(self._server.log(name)), self._server.served(name)
+        if not isinstance(log, RemoteLog):
+            raise NotFound(f"The log {name!r} has no nodes: it is in a bucket or a folder.")
+        own = None if served.node is None else status_fields(served.node.status())
+        try:
+            seen = members_with_slots(log.topology(), replica_slots(log), self._env.clock.now())
+        except StrandlineError as error:  # there may be no primary now, which is what a caller wants to know
+            return {"node": own, "topology": None, "error": str(error)}
+        return {"node": own, "topology": seen, "error": None}
+
     # --- acting ------------------------------------------------------------------------------------------------
 
     def create_slot(self, log: str, asked: SlotRequest) -> dict[str, Any]:
@@ -129,7 +178,8 @@ class ServerState:
 
     def trim(self, log: str, asked: ActRequest) -> dict[str, Any]:
         """Trim a log now."""
-        hot = hot_tier(self._server.log(log))
+        self._server.log(log)
+        hot = self._server.served(log).trimmable()
         given = self._server.settings.logs[log]
         if isinstance(hot, ObjectLog):
             return trim_fields(hot.trim(grace=float(given.grace), dry_run=asked.dry_run))
@@ -139,6 +189,82 @@ class ServerState:
                 "retention of the file."
             )
         return {"first": hot.trim(str(given.retention)), "dry_run": False}
+
+    def retain(self, log: str, asked: RetentionRequest) -> dict[str, Any]:
+        """Change what a log keeps; the next trim applies it."""
+        hot, policy = hot_tier(self._server.log(log)), as_retention(asked.retention)
+        given = self._server.settings.logs[log]
+        if not isinstance(hot, ObjectLog):
+            raise Unsupported(f"Retention is stored with object logs; that of {log!r} is in the file of its process.")
+        if (given.retention, given.slot_lag, given.slot_idle) != (None, None, None):
+            raise InvalidInput(
+                f"The server's file says what {log!r} keeps, and would say it again: change that, and reload the file."
+            )
+        before = hot.identity
+        limits = before.limits if policy == before.retention else default_limits(policy)
+        if not asked.dry_run:
+            hot.set_retention(policy, limits)
+        return {
+            "from": str(before.retention),
+            "retention": str(policy),
+            "lag_bytes": limits.lag_bytes or None,
+            "idle_seconds": limits.idle_seconds or None,
+            "dry_run": asked.dry_run,
+        }
+
+    def promote(self, log: str, asked: PromoteRequest) -> dict[str, Any]:
+        """Make the node of this process the primary, if that loses nothing committed.
+
+        A dry run asks no other node: one that is asked for its report refuses lower terms from then on.
+        """
+        self._server.log(log)
+        node = self._server.served(log).node
+        if node is None:
+            raise InvalidInput(f"The log {log!r} has no node in this process: promote one where it runs.")
+        before = node.status()
+        leads = before.condition == Condition.LEADING
+        if not leads and not asked.dry_run:
+            node.promote(force=asked.force)
+        return {
+            "was": before.condition,
+            "promoted": not leads and not asked.dry_run,
+            "node": status_fields(before if asked.dry_run else node.status()),
+            "dry_run": asked.dry_run,
+        }
+
+    # --- tables ------------------------------------------------------------------------------------------------
+
+    def letters(self, table: str) -> dict[str, Any]:
+        """The dead letters of a table, by reason."""
+        found = self._server.table(table)
+        with found.reached() as log:
+            return found.repairs.letters(log)
+
+    def replay(self, table: str, asked: ActRequest) -> dict[str, Any]:
+        """Apply the dead letters of a table that can become rows by now."""
+        found = self._server.table(table)
+        with found.reached() as log:
+            return {**asdict(found.repairs.replay(log, dry_run=asked.dry_run)), "dry_run": asked.dry_run}
+
+    def rebuild(self, table: str, asked: RebuildRequest) -> dict[str, Any]:
+        """Build a table again from its log, and follow on; its follower does that, and the answer does not wait."""
+        found, part = self._server.table(table), PartName("tables", table)
+        if not self._server.settings.tables[table].follow:
+            raise InvalidInput(f"Another process follows the table {table!r}: build it again there.")
+        start = parse_start(asked.start) if isinstance(asked.start, str) else asked.start
+        with found.reached() as log:
+            planned = found.repairs.planned(log, start)
+        if not asked.dry_run:
+            running = self._server.part(part)
+            running.pause()
+            found.repairs.want(start)
+            running.resume()
+        return {"part": str(part), **asdict(planned), "dry_run": asked.dry_run}
+
+    def log_in(self, names: Mapping[str, str]) -> str:
+        """The log that a path is of; empty for a path of no log."""
+        table = self._server.settings.tables.get(names.get("table", ""))
+        return names.get("log", "") if table is None else table.log
 
     def switch(self, part: PartName, verb: str, asked: ActRequest) -> dict[str, Any]:
         """Pause or resume a part."""

@@ -16,6 +16,7 @@ from strandline.model.addresses import ParsedAddress
 from strandline.model.cursor import parse_start
 from strandline.serve.config.settings import IngestSection, SnapshotSection, TableSection
 from strandline.serve.parts.logs import Opening, ServedLog
+from strandline.serve.parts.table_repairs import TableRepairs
 from strandline.snapshots.artifacts import Artifacts
 from strandline.storage.closing import Closing
 from strandline.storage.task_pool import ThreadPool
@@ -52,11 +53,18 @@ class TableFollower:
 
     def __init__(self, given: TableSection, logs: Logs) -> None:
         self._given, self._logs = given, logs
+        self._repairs = TableRepairs(self.sink, given.slot)
+
+    @property
+    def repairs(self) -> TableRepairs:
+        """What operators ask of the table."""
+        return self._repairs
 
     def run(self, stop: threading.Event, report: Report) -> None:
-        """Follow until it is stopped."""
+        """Follow until it is stopped; builds the table again first, if that was asked."""
         given, env = self._given, self._logs.access.env
-        with self._logs.reached(given.log) as log:
+        with self.reached() as log:
+            self.repairs.rebuild_if_wanted(log)
             sink = self.sink(log)
             sink.meet(log)
             since = sink.cursor(log.log_id)
@@ -70,6 +78,12 @@ class TableFollower:
                 on_progress=lambda cursor: report(cursor.next),
                 env=env,
             )
+
+    @contextlib.contextmanager
+    def reached(self) -> Iterator[Any]:
+        """The log that it follows, within the block."""
+        with self._logs.reached(self._given.log) as log:
+            yield log
 
     def sink(self, log: Any) -> MaintainedTable:
         """The sink: as the table records it, or for a new one as the file says."""
@@ -105,8 +119,8 @@ class TableFollower:
 class WatchedTable:
     """A table that another process follows: this one looks how far it is."""
 
-    def __init__(self, given: TableSection, logs: Logs) -> None:
-        self._given, self._logs = given, logs
+    def __init__(self, given: TableSection, logs: Logs, follower: TableFollower) -> None:
+        self._given, self._logs, self._follower = given, logs, follower
         self._sink: MaintainedTable | None = None
 
     def position(self, log: Any) -> int | None:
@@ -115,7 +129,7 @@ class WatchedTable:
         if self._sink is None:
             if recorded_at(given.sink, self._logs.access.options(given.options)) is None:
                 return None
-            self._sink = TableFollower(given, self._logs).sink(log)
+            self._sink = self._follower.sink(log)
             self._sink.meet(log)
         cursor = self._sink.cursor(log.log_id)
         return None if cursor is None else cursor.next

@@ -14,7 +14,7 @@ from strandline.log.object.log import ObjectLog
 from strandline.log.slots.slot_metrics import SlotMetrics
 from strandline.log.wal.log import WalLog
 from strandline.model.addresses import ParsedAddress
-from strandline.model.retention import as_retention, limits_of
+from strandline.model.retention import TIER_SLOT, as_retention, limits_of
 from strandline.node.config import NodeConfig
 from strandline.node.flight.security import ClientSecurity, ServerSecurity
 from strandline.node.options import TierSettings
@@ -25,8 +25,8 @@ from strandline.serve.config.values import Listen, revealed
 from strandline.serve.log_state import log_state, measure_slots
 from strandline.storage.env import Env
 from strandline.tier.copy.tierer import Tierer
-from strandline.tier.opening import attach, tiering
-from strandline.tier.read.tiered_log import hot_log, hot_tier
+from strandline.tier.opening import attach, tiered, tiering
+from strandline.tier.read.tiered_log import TieredLog, hot_log, hot_tier
 
 _LOOK_EVERY: Final = 1.0
 """Seconds between two looks whether a write-ahead log or a node still works."""
@@ -73,6 +73,8 @@ class ServedLog:
         self._log: Any = None
         self._node: RunningNode | None = None
         self._why = "it is starting"
+        self._is_pinned = False
+        """Whether the tierer has had its slot."""
         self.current: Any = CurrentLog(self)
         """The log, for whoever keeps it while it is opened again."""
 
@@ -90,6 +92,27 @@ class ServedLog:
     def node(self) -> RunningNode | None:
         """The node that this log is the log of."""
         return self._node
+
+    def take_cold_tier(self, given: ColdSection) -> Any:
+        """Give the log the cold tier of the file, and read both tiers from now on; returns the log itself."""
+        log, options = self.log, self._access.options(self.settings.options)
+        hot = hot_log(log)
+        attach(hot, given.store, given.events, options=options, env=self._access.env)
+        if not isinstance(log, TieredLog) and self._log is log:  # or it was opened again meanwhile, with that tier
+            self._log = tiered(hot, options=options, close_hot=True, env=self._access.env)
+        return hot
+
+    def trimmable(self) -> Any:
+        """The log itself; ``NotReady`` while the cold tier of the file does not pin what is not copied yet."""
+        hot = hot_tier(self.log)
+        if self.settings.cold is not None and not self._is_pinned:
+            self._is_pinned = any(slot.name == TIER_SLOT for slot in hot.slots.list())
+            if not self._is_pinned:
+                raise NotReady(
+                    f"The log {self.name!r} is not trimmed before its cold tier has a slot, which pins what is not "
+                    f"copied yet: see cold.{self.name}."
+                )
+        return hot
 
     def look(self, stop: threading.Event) -> float | None:
         """Open it if it is not open, or no longer works; returns when to look again."""
@@ -229,7 +252,7 @@ class TrimRounds:
         """One trim."""
         del stop
         log, given = self._served.log, self._given
-        hot = hot_tier(log)
+        hot = self._served.trimmable()
         if isinstance(hot, ObjectLog):
             hot.trim(grace=float(given.grace))
         elif isinstance(hot, WalLog):
@@ -276,7 +299,7 @@ class TierRounds:
         hot = hot_log(log)
         if self._tierer is None or self._of is not hot:  # a log that was opened again has another tierer
             self.close()
-            self._of, self._tierer = hot, self._open(hot)
+            self._of, self._tierer = hot, self._open(self._served.take_cold_tier(self._given))
         is_hour = self._swept is None or now - self._swept >= _COMPACT_EVERY
         try:
             self._tierer.run_once(sweep=is_hour, stop=stop)
@@ -290,7 +313,6 @@ class TierRounds:
 
     def _open(self, hot: Any) -> Tierer:
         given, options = self._given, self._access.options(self._served.settings.options)
-        attach(hot, given.store, given.events, options=options, env=self._access.env)
         if self._folder is not None:
             self._access.env.disk.make_folders(self._folder)
         return self._opened.enter_context(

@@ -398,7 +398,7 @@ class FileTableSink(MaintainedTable):
         twin._followed.shape = twin._shape  # noqa: SLF001 - a copy of this object
         return twin
 
-    def replay_letters(self, log: Log) -> Replayed:
+    def replay_letters(self, log: Log, *, dry_run: bool = False) -> Replayed:
         """Apply dead letters that can become rows by now: see :func:`strandline.tables.replay_letters`."""
         replay = self._letter_replay(log)
         if isinstance(self._shape.value, TableArrow):  # letters bring columns, as records do
@@ -406,7 +406,7 @@ class FileTableSink(MaintainedTable):
             heads = {self._shape.value.offered(one) for chunk in values.chunks for one in chunk.to_pylist()}
             self._offered |= dict.fromkeys(head for head in heads if head is not None)
             replay = self._letter_replay(log)
-        return replay.run()
+        return replay.run(dry_run=dry_run)
 
     def _letter_replay(self, log: Log) -> LetterReplay:
         self.meet(log)

@@ -182,11 +182,12 @@ class MaintainedTable(Sink, ABC):
     def vacuumed(self, hours: int) -> int:
         """Remove what no version of the last hours needs. ``InvalidInput`` if the format keeps none."""
 
-    def replay_letters(self, log: Log) -> Replayed:
-        """Apply dead letters that can become rows by now, and remove them."""
+    @checked
+    def replay_letters(self, log: Log, *, dry_run: bool = False) -> Replayed:
+        """Apply dead letters that can become rows by now, and remove them; ``dry_run`` only says how many those are."""
         replay = self._letter_replay(log)
         with self._lock:
-            return replay.run()
+            return replay.run(dry_run=dry_run)
 
     def stored_letters(self, log: Log) -> pa.Table:
         """The dead letters of the offsets that the table holds."""

@@ -91,20 +91,23 @@ class LetterReplay:
     shaped: Callable[[pa.Table], ShapedRows]
     log: Log = field(repr=False)
 
-    def run(self) -> Replayed:
+    def run(self, *, dry_run: bool = False) -> Replayed:
         """Apply and remove what can be decoded by now; again if another job committed meanwhile.
 
+        ``dry_run`` writes nothing: the result is what a replay would do now.
         ``InvalidInput`` if the table does not keep offsets, or a record since has another key than in the table;
         ``Diverged`` if the log has another history than the table or its letters.
         """
-        return repeated(self.where, self.opened, self._replayed, Replayed(0, 0, 0))
+        return repeated(
+            self.where, self.opened, lambda table: self._replayed(table, dry_run=dry_run), Replayed(0, 0, 0)
+        )
 
     def stored(self) -> pa.Table:
         """The letters of the offsets that the table holds, each once, in the order of their offsets."""
         nothing = BAD_SCHEMA.empty_table()
         return repeated(self.where, self.opened, lambda table: self._held(table, table.letters()[0]), nothing)
 
-    def _replayed(self, table: ReplayedTable) -> Replayed:
+    def _replayed(self, table: ReplayedTable, *, dry_run: bool) -> Replayed:
         own, of_others = table.letters()
         found, expired, first = self._held(table, own), 0, self.log.bounds().first
         prove_letters(self.log, table.cursor, found, first, self.where)
@@ -119,7 +122,7 @@ class LetterReplay:
         changes = None
         if shaped.rows.num_rows:
             changes = (self._since if self.shape.is_keyed else self._missing)(table, shaped.rows)
-        if len(done):
+        if len(done) and not dry_run:
             table.apply(changes, done)
         return Replayed(len(done), len(unreadable), expired, first_bad(bad), of_others)
 
