@@ -86,6 +86,13 @@ dead_letters = "s3://bucket/tables/letters"
 slot = "orders"
 start = "2026-01-31T00:00:00Z"
 options = { region = "eu" }
+[tables.shop]
+log = "orders"
+sink = "s3://bucket/{name}/orders"
+by = "header:table"
+unrouted = "skip"
+without = ["audit"]
+names = "s3://bucket/names"
 [snapshots.orders]
 log = "orders"
 publish = "s3://bucket/snapshots"
@@ -114,6 +121,7 @@ def test_every_setting_is_read() -> None:
     assert found.ingest["kafka"].config["sasl.password"] == Secret(env="PASSWORD")
     assert found.tables["orders"].key == ("id",)
     assert not found.tables["orders"].follow
+    assert (found.tables["shop"].by, found.tables["shop"].without) == ("header:table", ("audit",))
     assert found.snapshots["orders"].every == 43200
 
 
@@ -269,6 +277,36 @@ WRONG = [
         "raw = true",
         "raw = true",
         "schema decodes values: leave out raw.",
+    ),
+    pytest.param(
+        'by = "header:table"',
+        "",
+        'unrouted = "skip"',
+        "unrouted is for many tables: say by what, such as by = 'table'.",
+    ),
+    pytest.param(
+        'by = "header:table"',
+        'by = "column:x"',
+        'by = "column:x"',
+        "Names are in a field such as a.b, header:NAME or key:SEPARATOR, not in 'column:x'.",
+    ),
+    pytest.param(
+        'sink = "s3://bucket/{name}/orders"',
+        'sink = "s3://bucket/orders"',
+        'sink = "s3://bucket/orders"',
+        "with by, the tables' address has {name} where the name goes.",
+    ),
+    pytest.param(
+        'sink = "s3://bucket/tables/orders"',
+        'sink = "s3://bucket/{name}"',
+        'sink = "s3://bucket/{name}"',
+        "the address has {name}: say by 'by' where the names are.",
+    ),
+    pytest.param(
+        'names = "s3://bucket/names"',
+        "follow=false",
+        "follow=false",
+        "many tables are followed here, or not at all: leave out follow.",
     ),
     pytest.param(
         "[http]",

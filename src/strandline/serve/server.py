@@ -14,6 +14,7 @@ from strandline.serve.config.settings import LogSection, Settings
 from strandline.serve.log_state import measure_lag
 from strandline.serve.parts.followers import (
     Logs,
+    NamedFollower,
     RunningIngest,
     SnapshotRounds,
     TableFollower,
@@ -85,7 +86,8 @@ class Server:
             case "ingest":
                 self._follow(part, RunningIngest(given, self._logs).run)
             case "tables":
-                follower = self._tables[part.name] = TableFollower(given, self._logs)
+                kind = TableFollower if given.by is None else NamedFollower
+                follower = self._tables[part.name] = kind(given, self._logs)
                 if given.follow:
                     self._follow(part, follower.run)
                 else:
@@ -172,6 +174,11 @@ class Server:
         if name not in self._tables:
             raise NotFound(f"There is no table {name!r} here: the file of the server has no [tables.{name}].")
         return self._tables[name]
+
+    def members(self, name: str) -> list[dict[str, Any]]:
+        """The tables of a section that makes one for each name; none of any other."""
+        found = self._tables.get(name)
+        return [] if found is None else found.members()
 
     def states(self) -> list[PartState]:
         """All parts as they are now, the logs first."""

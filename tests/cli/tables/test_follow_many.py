@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from strandline.cli.tables.routed import _beside
+from strandline.tables.routes.named import names_beside
 from tests.cli.conftest import Run
 
 TABLES = "./tables/{name}"
@@ -102,7 +102,7 @@ def test_a_name_is_left_out(run, shop):
     ],
 )
 def test_names_are_remembered_beside_the_tables(table, place):
-    assert _beside(table) == place
+    assert names_beside(table) == place
 
 
 @pytest.mark.parametrize(

@@ -33,5 +33,5 @@ def test_a_table_in_a_database_has_no_upkeep(run: Run, log: str, tmp_path: Path)
     run("produce", log, "--create", given="a\n")
     done = run("follow", log, f"sqlite:{tmp_path}/shop.db#orders", "--upkeep", "1", "--until", "end")
     assert done.exit_code != 0
-    assert "--upkeep is for Delta and Iceberg tables: a database looks after its own." in " ".join(done.stderr.split())
+    assert "which looks after its tables itself: leave out upkeep." in " ".join(done.stderr.split())
     assert not (tmp_path / "shop.db").exists()

@@ -14,10 +14,9 @@ from strandline.cli.shared.decoding import say_notes
 from strandline.cli.shared.options import argument, flag, option
 from strandline.errors import InvalidInput
 from strandline.tables.maintain.contract import MaintainedTable, RecordedTable
-from strandline.tables.maintain.opening import is_in_database, value_of
+from strandline.tables.maintain.following import followed_value
 from strandline.tables.rows.logged import Value
 from strandline.tables.rows.partitions import Layout, Upkeep
-from strandline.values.schema.files import json_codec
 from strandline.values.schema.json_schema_text import json_schema_of
 
 TableUrl = Annotated[
@@ -48,7 +47,7 @@ class RowOptions:
 
     def value(self, log: Any) -> Value | None:
         """The codec of the values: by the schema, else as the log says, if it does; None for bytes."""
-        return json_codec(self.schema) if self.schema is not None else value_of(log)
+        return followed_value(log, None, schema=self.schema)
 
     def shape(self, value: Value | None) -> dict[str, Any]:
         """The arguments of a sink."""
@@ -84,12 +83,9 @@ class DecodingOptions:
 
     def value(self, rows: RowOptions, log: Any, recorded: RecordedTable | None) -> tuple[Value | None, str | None]:
         """The codec of the values, and the inferred schema that a new table is to record."""
-        if self.raw:
-            return None, None
-        if rows.schema is None and recorded is not None and recorded.inferred is not None:
-            return sl.values.Json(recorded.inferred), recorded.inferred
-        if not self.infer:
-            return rows.value(log), None
+        known = None if recorded is None or self.raw or rows.schema is not None else recorded.inferred
+        if not self.infer or known is not None:
+            return followed_value(log, recorded, schema=rows.schema, raw=self.raw), known
         if recorded is not None:
             raise InvalidInput("The table is there already, and its columns were not inferred: leave out --infer.")
         found = sl.bulk.infer(log)
@@ -124,26 +120,8 @@ class NewTableOptions(RowOptions):
         ),
     ] = None
 
-    def laid_out(self, table: str, recorded: Layout | None) -> dict[str, Any]:
-        """The sink's argument for the layout: as given, else as the table records it; none for a table without one."""
-        if is_in_database(table):
-            if self.partition_by or self.cluster_by:
-                raise InvalidInput(
-                    f"{table} is in a SQL database, which lays its tables out itself: leave out --partition-by and "
-                    "--cluster-by."
-                )
-            if self.upkeep is not None:
-                raise InvalidInput("--upkeep is for Delta and Iceberg tables: a database looks after its own.")
-            return {}
-        known = Layout() if recorded is None else recorded
+    @property
+    def layout(self) -> Layout:
+        """The layout as given."""
         upkeep = None if self.upkeep is None else Upkeep(self.upkeep)
-        return {"layout": Layout(self.partition_by or known.partition_by, self.cluster_by or known.cluster_by, upkeep)}
-
-
-def letters_at(table: str, named: str | None) -> str | bool | None:
-    """The place of a table's dead letters as its sink takes it: those of a SQL database are beside the table."""
-    if named is None or not is_in_database(table):
-        return named
-    if named != "yes":
-        raise InvalidInput("The dead letters of a table in a SQL database are beside it: write --dead-letters yes.")
-    return True
+        return Layout(self.partition_by or (), self.cluster_by or (), upkeep)

@@ -15,12 +15,14 @@ from strandline.cli.shared.common import INTERRUPTED, beginning, connecting, sto
 from strandline.cli.shared.logs import log_to_stderr
 from strandline.cli.shared.monitoring import Metrics
 from strandline.cli.shared.options import flag, option
-from strandline.cli.shared.tables import DecodingOptions, NewTableOptions, TableUrl, letters_at
-from strandline.cli.tables.routed import NAME, Answered, NamingOptions, follow_routed, for_name
+from strandline.cli.shared.tables import DecodingOptions, NewTableOptions, TableUrl
+from strandline.cli.tables.routed import Answered, NamingOptions, follow_routed, for_name
 from strandline.followers.routes.progress import RouteOptions
 from strandline.storage.clock import CHANCE
 from strandline.tables.maintain.contract import MaintainedTable
-from strandline.tables.maintain.opening import followed, recorded_at
+from strandline.tables.maintain.following import followed
+from strandline.tables.maintain.opening import recorded_at
+from strandline.tables.routes.named import named
 
 
 @connecting
@@ -93,13 +95,12 @@ def follow(
     ):
 
         def sink_of(name: str) -> MaintainedTable:
-            place, own = table.replace(NAME, name), for_name(options, name)
+            place, own = named(table, name), for_name(options, name)
             recorded = recorded_at(place)
             value, inferred = decoding.value(own, log, recorded)
-            shape = own.shape(value)
-            shape |= own.laid_out(place, None if recorded is None else recorded.layout)
-            letters = letters_at(place, dead_letters and dead_letters.replace(NAME, name))
-            sinks.append(followed(place, recorded, mode=mode, letters=letters, inferred=inferred, **shape))
+            letters = dead_letters and named(dead_letters, name)
+            asked: dict[str, Any] = {"mode": mode, "letters": letters, "layout": own.layout, "inferred": inferred}
+            sinks.append(followed(place, recorded, **asked, **own.shape(value)))
             return sinks[-1]
 
         if has_many:

@@ -21,10 +21,9 @@ from strandline.followers.routes.follower import RouteFollower
 from strandline.followers.routes.progress import RouteOptions
 from strandline.model.sink import Sink
 from strandline.storage.env import SYSTEM
-from strandline.tables.maintain.opening import is_in_database, sink_at
+from strandline.tables.routes.named import NAME, NamedTables, named, names_beside
 from strandline.tables.routes.route import Route
 
-NAME: Final = "{name}"
 _PANEL: Final = "Many tables"
 
 
@@ -81,7 +80,7 @@ class NamingOptions:
             return False
         if NAME not in table:
             raise typer.BadParameter(f"With --by the tables' address has {NAME} where the name goes, unlike {table!r}.")
-        if self.names is None and _beside(table) is None:
+        if self.names is None and names_beside(table) is None:
             raise typer.BadParameter(
                 f"{table!r} has no folder with {NAME} in it, where the names are remembered: name another one by "
                 "--names."
@@ -90,30 +89,13 @@ class NamingOptions:
 
     def route(self, table: str, sink: Callable[[str], Sink]) -> Route:
         """The route; the names are remembered in ``_strandline_route`` beside ``{name}``, or where they are said to."""
-        unrouted = self.unrouted or "refuse"
-        rest: Any = unrouted if unrouted in ("refuse", "skip") else sink_at(unrouted, None, mode="append")
-        kind, separator, what = (self.by or "").partition(":")
-        given: dict[str, Any] = {"field": self.by}
-        if separator and kind in ("header", "key"):
-            given = {"header": what} if kind == "header" else {"key_until": what.encode()}
-        elif separator:
-            raise typer.BadParameter(f"--by is a field such as a.b, header:NAME or key:SEPARATOR, not {self.by!r}.")
-        names, without = self.names or _beside(table), self.without or ()
-        return sl.tables.by(sink=sink, unrouted=rest, names=names, without=without, **given)
-
-
-def _beside(table: str) -> str | None:
-    """Where the names are remembered: beside the folder that each table has under its name; None if it has none."""
-    before, _, behind = table.partition(NAME)
-    is_elsewhere = table.startswith("iceberg://") or is_in_database(table)
-    is_folder = f"/{before}".endswith("/") and not before.endswith("://") and behind[:1] in ("", "/")
-    return f"{before}_strandline_route" if is_folder and not is_elsewhere else None
+        return NamedTables(table, self.by or "", self.unrouted, self.without or (), self.names).route(sink)
 
 
 def for_name(options: NewTableOptions, name: str) -> NewTableOptions:
     """The same options with the name in the schema's file."""
     schema = options.schema
-    return options if schema is None else replace(options, schema=Path(str(schema).replace(NAME, name)))
+    return options if schema is None else replace(options, schema=Path(named(str(schema), name)))
 
 
 @dataclass(frozen=True, slots=True)

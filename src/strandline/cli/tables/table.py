@@ -23,12 +23,13 @@ from strandline.cli.shared.common import (
 from strandline.cli.shared.groups import group
 from strandline.cli.shared.options import argument, flag, option
 from strandline.cli.shared.pools import is_on_spark, spark_session, task_pool
-from strandline.cli.shared.tables import RowOptions, TableUrl, letters_at
+from strandline.cli.shared.tables import RowOptions, TableUrl
 from strandline.cli.shared.text import escaped, readable
 from strandline.errors import InvalidInput, NotFound
 from strandline.formats.json.records import record_fields, rows_of
 from strandline.log.addressed import log_at
 from strandline.log.contract import Log
+from strandline.tables.maintain.following import letters_at
 from strandline.tables.maintain.opening import is_in_database
 
 table = group("Look after a table that follows a log.")

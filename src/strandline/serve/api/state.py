@@ -105,6 +105,8 @@ class ServerState:
             found["records_behind"] = None if lag is None else lag.records
             found["bytes_behind"] = None if lag is None else lag.bytes
             found["seconds_behind"] = None if lag is None else lag.seconds
+        if state.part.section == "tables":
+            found["tables"] = self._server.members(state.part.name)
         return found
 
     def logs(self, sees: Callable[[str], bool]) -> dict[str, Any]:

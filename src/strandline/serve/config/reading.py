@@ -18,6 +18,7 @@ from strandline.serve.config.settings import OF_MANY, Section, Settings, TableSe
 from strandline.serve.config.toml_lines import KeyPath, toml_lines
 from strandline.serve.config.values import Secret, decoded
 from strandline.storage.disk import Disk
+from strandline.tables.routes.named import NAME, label_at, names_beside
 
 _AT: Final = re.compile(r"(.*?)(?: - at `\$(.*)`)?", re.DOTALL)
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
@@ -180,6 +181,23 @@ class _FileReader:
     def _check_table(self, path: KeyPath, table: TableSection) -> None:
         if table.raw and table.schema is not None:
             raise self._refusal((*path, "raw"), "schema decodes values: leave out raw")
+        if table.by is None:
+            for key in ("unrouted", "without", "names"):
+                if getattr(table, key):
+                    raise self._refusal((*path, key), f"{key} is for many tables: say by what, such as by = 'table'")
+            if NAME in table.sink:
+                raise self._refusal((*path, "sink"), f"the address has {NAME}: say by 'by' where the names are")
+            return
+        if not table.follow:
+            raise self._refusal((*path, "follow"), "many tables are followed here, or not at all: leave out follow")
+        if NAME not in table.sink:
+            raise self._refusal((*path, "sink"), f"with by, the tables' address has {NAME} where the name goes")
+        if table.names is None and names_beside(table.sink) is None:
+            raise self._refusal((*path, "sink"), f"no folder has {NAME} in it: say where names are remembered by names")
+        try:
+            label_at(table.by)
+        except InvalidInput as error:
+            raise self._refusal((*path, "by"), str(error)) from None
 
     def _refusal(self, path: KeyPath, what: str) -> InvalidInput:
         line = next((self.lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in self.lines), 1)

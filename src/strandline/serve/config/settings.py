@@ -154,13 +154,22 @@ class TableSection(Section, frozen=True, kw_only=True):
     log: str
     """A log of this file, or an address."""
     sink: str
-    """The address of the table."""
+    """The address of the table; with ``by`` of all tables, with ``{name}`` where the name goes."""
+    by: str | None = None
+    """Make a table for each name among the records: a field such as source.table, header:NAME, or key:SEPARATOR."""
+    unrouted: str | None = None
+    """With ``by``: a table for the records without a name, as bytes; or skip."""
+    without: tuple[str, ...] = ()
+    """With ``by``: names that have no table."""
+    names: str | None = None
+    """With ``by``: where the names are remembered; without it beside the tables."""
     follow: bool = True
     """Whether this process follows; if not, another one does, such as Spark, and this one watches how far it is."""
     mode: Literal["latest", "marked", "append", "history"] | None = None
     """What a new table keeps; without it the latest row of each key, or as the table records it."""
     schema: str | None = None
-    """Decode JSON values by the JSON Schema or Avro schema in this file; without it as the log names its format."""
+    """Decode JSON values by the JSON Schema or Avro schema in this file, which may have ``{name}``; without it as the
+    log names its format."""
     raw: bool = False
     """Keys and values as bytes, also of a log that names a format."""
     key: tuple[str, ...] = ()

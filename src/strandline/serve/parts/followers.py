@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 from strandline.bulk.snapshot_building import build_snapshot
-from strandline.errors import InvalidInput
+from strandline.errors import Unsupported
+from strandline.followers.routes.follower import RouteFollower
+from strandline.followers.routes.progress import MemberProgress, RouteOptions
 from strandline.followers.run import follow
 from strandline.ingestion.api import ingest
 from strandline.ingestion.run import IngestProgress
@@ -21,10 +24,10 @@ from strandline.snapshots.artifacts import Artifacts
 from strandline.storage.closing import Closing
 from strandline.storage.task_pool import ThreadPool
 from strandline.tables.maintain.contract import MaintainedTable
-from strandline.tables.maintain.opening import followed, is_in_database, recorded_at, value_of
+from strandline.tables.maintain.following import followed, followed_value
+from strandline.tables.maintain.opening import recorded_at
+from strandline.tables.routes.named import NamedTables, named
 from strandline.tables.rows.partitions import Layout, Upkeep
-from strandline.values.codecs.structs import Json
-from strandline.values.schema.files import json_codec
 
 Report = Callable[[int | None], None]
 """Gets the position, whenever it has moved."""
@@ -60,6 +63,10 @@ class TableFollower:
         """What operators ask of the table."""
         return self._repairs
 
+    def members(self) -> list[dict[str, Any]]:
+        """The tables that it is, if it is many."""
+        return []
+
     def run(self, stop: threading.Event, report: Report) -> None:
         """Follow until it is stopped; builds the table again first, if that was asked."""
         given, env = self._given, self._logs.access.env
@@ -85,35 +92,68 @@ class TableFollower:
         with self._logs.reached(self._given.log) as log:
             yield log
 
-    def sink(self, log: Any) -> MaintainedTable:
-        """The sink: as the table records it, or for a new one as the file says."""
+    def sink(self, log: Any, name: str = "") -> MaintainedTable:
+        """The sink: as the table records it, or for a new one as the file says; of many tables that of a name."""
         given, access = self._given, self._logs.access
-        options = access.options(given.options)
-        recorded = recorded_at(given.sink, options)
-        if given.raw:
-            value: Any = None
-        elif given.schema is not None:
-            value = json_codec(given.schema, access.env.disk)
-        elif recorded is not None and recorded.inferred is not None:
-            value = Json(recorded.inferred)
-        else:
-            value = value_of(log)
-        shape: dict[str, Any] = {"value": value, "key": given.key, "tombstones": given.tombstones}
-        letters: Any = given.dead_letters
-        if is_in_database(given.sink):
-            if letters not in (None, "yes") or given.partition_by or given.cluster_by or given.upkeep is not None:
-                raise InvalidInput(
-                    f"{given.sink} is in a SQL database, which looks after its tables itself: leave out partition_by, "
-                    "cluster_by and upkeep, and write dead_letters = 'yes'."
-                )
-            letters = None if letters is None else True
-        else:
-            known = (None if recorded is None else recorded.layout) or Layout()
-            upkeep = None if given.upkeep is None else Upkeep(hours=float(given.upkeep) / 3600)
-            shape["layout"] = Layout(
-                given.partition_by or known.partition_by, given.cluster_by or known.cluster_by, upkeep
-            )
-        return followed(given.sink, recorded, mode=given.mode, letters=letters, inferred=None, options=options, **shape)
+        address, options = named(given.sink, name), access.options(given.options)
+        recorded = recorded_at(address, options)
+        upkeep = None if given.upkeep is None else Upkeep(hours=float(given.upkeep) / 3600)
+        schema = given.schema and named(given.schema, name)
+        return followed(
+            address,
+            recorded,
+            mode=given.mode,
+            letters=given.dead_letters and named(given.dead_letters, name),
+            layout=Layout(given.partition_by, given.cluster_by, upkeep),
+            options=options,
+            value=followed_value(log, recorded, schema=schema, raw=given.raw, disk=access.env.disk),
+            key=given.key,
+            tombstones=given.tombstones,
+        )
+
+
+class NamedFollower(TableFollower):
+    """A table for each name among the records of a log, all followed by this process."""
+
+    def __init__(self, given: TableSection, logs: Logs) -> None:
+        super().__init__(given, logs)
+        self._follower: RouteFollower | None = None
+
+    @property
+    def repairs(self) -> TableRepairs:
+        """None of many tables at once."""
+        raise Unsupported(
+            f"{self._given.sink} is many tables: repair one of them by 'strandline table letters', 'replay' or "
+            "'rebuild', with its own address."
+        )
+
+    def run(self, stop: threading.Event, report: Report) -> None:
+        """Follow until it is stopped; a table that fails is tried again, and stops no other."""
+        given, env = self._given, self._logs.access.env
+        tables = NamedTables(given.sink, given.by or "", given.unrouted, given.without, given.names)
+        with self.reached() as log:
+            route = tables.route(partial(self.sink, log), self._logs.access.options(given.options))
+            options = RouteOptions(parse_start(str(given.start)), slot=given.slot, holder=str(env.chance.uuid()))
+            self._follower = RouteFollower(log, route, options, env, on_progress=lambda cursor: report(cursor.next))
+            report(None)
+            self._follower.run(stop)
+
+    def members(self) -> list[dict[str, Any]]:
+        """Each table of the names that there are."""
+        follower = self._follower
+        return [] if follower is None else [member_fields(one) for one in follower.progress().tables]
+
+
+def member_fields(seen: MemberProgress) -> dict[str, Any]:
+    """One table of a route."""
+    return {
+        "name": seen.name,
+        "status": seen.state,
+        "position": seen.next,
+        "records": seen.records,
+        "dead_letters": seen.bad_records,
+        "error": seen.error or None,
+    }
 
 
 class WatchedTable:

@@ -13,7 +13,6 @@ from strandline.model.addresses import Address, as_address, refuse_credentials
 from strandline.model.arguments import Named, checked
 from strandline.tables.delta.files import table_folder
 from strandline.tables.maintain.contract import MaintainedTable, RecordedTable
-from strandline.tables.rows.kinds import Mode
 from strandline.tables.rows.logged import Value
 from strandline.tables.rows.tombstones import Tombstones
 from strandline.values.codecs.structs import Json
@@ -68,27 +67,6 @@ def recorded_at(address: Address, options: Mapping[str, str] | None = None) -> R
         return sink_at(address, options).recorded()
     except NotFound:
         return None
-
-
-def followed(
-    address: Address,
-    recorded: RecordedTable | None,
-    *,
-    mode: Mode | None = None,
-    letters: Address | bool | None = None,
-    inferred: str | None = None,
-    options: Mapping[str, str] | None = None,
-    **shape: Any,
-) -> MaintainedTable:
-    """The sink of a table that a follower makes, or goes on with: then it stays as it is :func:`recorded_at`.
-
-    A new one keeps the latest row of each key, unless ``mode`` says otherwise.
-    """
-    shape["mode"] = mode or ("latest" if recorded is None else recorded.opened_as)
-    if letters is not None:
-        shape["dead_letters"] = letters
-    sink = sink_at(address, options, **shape)
-    return sink if inferred is None else sink.with_inferred(inferred)
 
 
 @checked
