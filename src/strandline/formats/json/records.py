@@ -19,7 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from strandline.errors import InvalidInput
-from strandline.model.arguments import LARGEST_NUMBER
+from strandline.model.arguments import LARGEST_NUMBER, shown
 from strandline.model.records import RECORD_SCHEMA, TIMESTAMP, Op
 
 _PRINTED: Final = frozenset({"offset", "timestamp", "op"})
@@ -112,7 +112,7 @@ def parse_record(line: bytes, where: str) -> InputRecord:
         raise InvalidInput(f"{where} is no JSON object with the fields key, value, op and headers.")
     unknown = sorted(fields.keys() - _FIELDS - _BESIDE)
     if unknown:
-        raise InvalidInput(f"{where} has the unknown field {unknown[0]!r}; known are {sorted(_FIELDS)}.")
+        raise InvalidInput(f"{where} has the unknown field {shown(unknown[0])}; known are {sorted(_FIELDS)}.")
     read = _earlier if type(fields.get("op")) is int else _plain
     try:
         return InputRecord(
@@ -175,7 +175,7 @@ def _bytes(fields: Mapping[str, Any], name: str, read: Callable[[Any], bytes | N
             raise ValueError(f"it has both {name} and {name}_base64")
         return _decoded(coded)
     if name == "key" and not isinstance(plain, str | None) and read is _plain:
-        raise ValueError(f"a key is text, not {plain!r}")
+        raise ValueError(f"a key is text, not {shown(plain)}")
     return read(plain)
 
 
@@ -191,7 +191,7 @@ def _earlier(given: Any) -> bytes | None:
     if isinstance(given, dict) and given.keys() == {"base64"}:
         return _decoded(given["base64"])
     if given is not None and not isinstance(given, str):
-        raise ValueError(f"where op is a number, {given!r} is neither text nor base64")
+        raise ValueError(f"where op is a number, {shown(given)} is neither text nor base64")
     return _plain(given)
 
 
@@ -201,14 +201,14 @@ def _decoded(text: object) -> bytes:
             return base64.b64decode(text, validate=True)
     except binascii.Error:
         pass
-    raise ValueError(f"{text!r} is not base64")
+    raise ValueError(f"{shown(text)} is not base64")
 
 
 def _op(given: object) -> Op:
     try:
         return Op(given) if type(given) is int else Op[str(given).upper()]
     except (KeyError, ValueError) as error:
-        raise ValueError(f"an op is put, delete or purge, not {given!r}") from error
+        raise ValueError(f"an op is put, delete or purge, not {shown(given)}") from error
 
 
 def _timestamp(value: object) -> int | None:
@@ -220,7 +220,7 @@ def _timestamp(value: object) -> int | None:
         return value
     moment = datetime.fromisoformat(str(value))
     if moment.tzinfo is None:
-        raise ValueError(f"the timestamp {value!r} has no time zone")
+        raise ValueError(f"the timestamp {shown(value)} has no time zone")
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 

@@ -14,6 +14,8 @@ class HttpLimits:
 
     body_bytes: Positive = 32 << 20
     """The body of one request."""
+    body_messages: Positive = 1 << 18
+    """JSON messages, or lines, of one body: each takes some hundred bytes of memory, however short it is."""
     memory_bytes: Positive = 256 << 20
     """Bodies of all requests that are being received or appended; and again those of all answers that are sent."""
     body_seconds: float = 60.0

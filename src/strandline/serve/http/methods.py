@@ -20,6 +20,7 @@ from strandline.serve.http.hub import GONE, Hub, Pinned
 from strandline.serve.http.limits import HttpLimits
 from strandline.serve.http.protocol.cloud_events import is_event
 from strandline.serve.http.protocol.content import DEFAULT_TYPE, checked_type, media_type, messages_of
+from strandline.serve.http.protocol.counting import check_count
 from strandline.serve.http.protocol.producers import (
     KEY,
     FencedEpoch,
@@ -168,10 +169,17 @@ class Methods:
             return await self._refused(
                 stream, HTTPStatus.BAD_REQUEST, "Stream-Seq goes with the stream's own content, not with whole records."
             )
-        return await self._calls(records_sent, headers, body, request.only("key"), now=self._env.clock.now())
+        return await self._calls(self._sent, request, body)
+
+    def _sent(self, request: Request, body: bytes) -> pa.Table:
+        """The whole records of a body; may take seconds, as well."""
+        if not is_event(request.headers):  # in binary mode the body is one value, whatever it looks like
+            check_count(body, request.headers.get("content-type", ""), self._limits.body_messages)
+        return records_sent(request.headers, body, request.only("key"), now=self._env.clock.now())
 
     def _messages(self, body: bytes, content_type: str, sequence: bytes | None = None) -> pa.RecordBatch | None:
         """The records of a body, None if it holds no message; may take seconds, and so never on the event loop."""
+        check_count(body, content_type, self._limits.body_messages)
         values = messages_of(body, content_type)
         return batch_of(values, self._env.clock.now(), sequence) if values else None
 

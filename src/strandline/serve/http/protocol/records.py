@@ -45,6 +45,8 @@ _SENT: Final = (*NOTATIONS, EVENT)
 _OPS: Final = {op.name.lower(): int(op) for op in Op}
 _FIELD: Final = re.compile(r"at `\$\.?(?P<path>[^`]*)`|field '(?P<name>[^']*)'")
 _MOST_BATCHES: Final = 4096
+_MOST_PARTS: Final = 1 << 18
+"""Values within one line that is decoded into objects, each of which takes some hundred bytes."""
 _RECORD_BYTES: Final = 64
 """What a record takes beside key, value and headers, at least: its offset and its time."""
 
@@ -60,16 +62,21 @@ class BadValue(BadRow):
         super().__init__(message, row, field, reason)
 
 
+_NULL: Final = msgspec.Raw(b"null")
+
+
 class _Line(msgspec.Struct, forbid_unknown_fields=True):
     """A record as most clients write it; others are read one by one."""
 
     key: str | None = None
-    value: Any = None
+    value: msgspec.Raw = _NULL
+    """Not decoded: an array of a body's size would take thirty times that."""
     op: str = "put"
     offset: int | None = None
 
 
 _DECODER: Final = msgspec.json.Decoder(_Line)
+_TEXT: Final = msgspec.json.Decoder(str)
 
 
 def accepted(accept: str | None) -> str | None:
@@ -106,12 +113,7 @@ def _table_of_lines(body: bytes, now: int) -> pa.Table:
     try:
         body.decode()
         lines = _DECODER.decode_lines(body)
-        values = [
-            None if line.value is None
-            else line.value.encode() if type(line.value) is str
-            else msgspec.json.encode(line.value)
-            for line in lines
-        ]  # fmt: skip
+        values = [_value_of(bytes(line.value)) for line in lines]
         ops = [_OPS[line.op] for line in lines]
     except (msgspec.MsgspecError, KeyError, UnicodeError, OverflowError, RecursionError):
         return _table_one_by_one(body, now)
@@ -127,8 +129,18 @@ def _table_of_lines(body: bytes, now: int) -> pa.Table:
     return pa.Table.from_batches(conform(pa.table(columns), now=now))
 
 
+def _value_of(found: bytes) -> bytes | None:
+    """Text as UTF-8, null as None, anything else as its JSON without spaces."""
+    if found == b"null":
+        return None
+    return _TEXT.decode(found).encode() if found[:1] == b'"' else msgspec.json.format(found, indent=-1)
+
+
 def _table_one_by_one(body: bytes, now: int) -> pa.Table:
     lines = [(number, line) for number, line in enumerate(body.split(b"\n"), 1) if line.strip()]
+    for number, line in lines:
+        if sum(map(line.count, (b"[", b"{", b","))) > _MOST_PARTS:
+            raise InvalidInput(f"Line {number} holds more than {_MOST_PARTS:,} values of JSON: give them as base64.")
     return record_table([parse_record(line, f"Line {number}") for number, line in lines], now=now)
 
 
