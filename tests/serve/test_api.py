@@ -20,6 +20,9 @@ from strandline.serve.api.permissions import Permissions, check_http
 from strandline.serve.api.routes import ROUTES
 from strandline.serve.config.values import Listen
 from strandline.serve.http.access import Access, Denied
+from strandline.serve.http.app import create_app
+from strandline.serve.http.server import serving
+from strandline.serve.http.tls import ServerTls
 from tests.certificates import make_certificates, sign
 from tests.cli.conftest import Run
 from tests.serve.conftest import Serve, append
@@ -317,30 +320,47 @@ def test_a_server_on_all_interfaces_without_tokens_does_not_start(run: Run, tmp_
     assert "A server on 0.0.0.0 can be reached by other machines" in done.stderr
 
 
+def serial(port: int, context: ssl.SSLContext) -> Any:
+    """The number of the certificate that a server presents; an error if it refuses the handshake."""
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=60) as plain,
+        context.wrap_socket(plain, server_hostname="127.0.0.1") as tls,
+    ):
+        return (tls.getpeercert() or {})["serialNumber"]
+
+
 def test_https_with_a_certificate_that_is_renewed(serve: Serve, tokens: str, tmp_path: Path) -> None:
     make_certificates(tmp_path)
     context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
-
-    def renew() -> None:
-        sign(tmp_path, "server", "IP:127.0.0.1")
-
-    renew()
+    sign(tmp_path, "server", "IP:127.0.0.1")
     running = serve(tokens + 'cert = "server.pem"\nkey = "server.key"\n')
     assert running.url.startswith("https://127.0.0.1:")
-
-    def serial() -> Any:
-        host, port = running.url.removeprefix("https://").split(":")
-        with (
-            socket.create_connection((host, int(port))) as plain,
-            context.wrap_socket(plain, server_hostname=host) as tls,
-        ):
-            return (tls.getpeercert() or {})["serialNumber"]
-
     with urllib.request.urlopen(f"{running.url}/healthz", context=context, timeout=60) as answer:
         assert answer.read() == b"ok\n"
-    first = serial()
-    renew()
-    running.until(lambda: serial() != first)
+    port = int(running.url.rpartition(":")[2])
+    first = serial(port, context)
+    sign(tmp_path, "server", "IP:127.0.0.1")
+    running.until(lambda: serial(port, context) != first)
+
+
+def test_while_only_one_half_of_a_pair_is_renewed_the_former_pair_is_presented(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    context = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    certificate, key, roots = (str(tmp_path / name) for name in ("node.pem", "node.key", "ca.pem"))
+    context.load_cert_chain(str(tmp_path / "replica-1.pem"), str(tmp_path / "replica-1.key"))
+    tls = ServerTls(certificate, key, roots)
+    sign(tmp_path, "renewed", "IP:127.0.0.1")
+    with serving(create_app({}), "127.0.0.1", 0, tls=tls) as port:
+        first = serial(port, context)
+        for half in ("pem", "key"):
+            tls.renew()
+            assert serial(port, context) == first
+            (tmp_path / f"renewed.{half}").rename(tmp_path / f"node.{half}")
+        tls.renew()
+        assert serial(port, context) != first
+        (tmp_path / "node.pem").write_bytes(b"")
+        tls.renew()
+        assert serial(port, context) != first
 
 
 def test_callers_with_a_certificate_of_the_authority_are_clients(serve: Serve, orders: Any, tmp_path: Path) -> None:

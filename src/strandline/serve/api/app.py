@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import socket
-import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from importlib.metadata import version
-from typing import Any, Final, final
+from typing import Final, final
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from strandline.errors import InvalidInput, StorageError, StrandlineError
+from strandline.errors import InvalidInput, StrandlineError
 from strandline.serve.api.openapi import openapi
 from strandline.serve.api.permissions import REREAD_SECONDS, Permissions
 from strandline.serve.api.routes import StateApi
 from strandline.serve.api.state import ServerState
 from strandline.serve.config.changes import PartName
-from strandline.serve.config.settings import SecuritySection, Settings
+from strandline.serve.config.settings import Settings
 from strandline.serve.http.access import Access
 from strandline.serve.http.answers import HttpAnswer, problem, problem_of, send_answer
 from strandline.serve.http.app import PREFIX, LogEntry, StreamRoot, create_app
 from strandline.serve.http.calls import Calls
 from strandline.serve.http.limits import HttpLimits
 from strandline.serve.http.requests import Bodies, Gone, Receive, Request, Scope, Send
+from strandline.serve.http.tls import ServerTls
 from strandline.serve.parts.logs import Opening
 from strandline.serve.server import Server
 from strandline.storage.env import Env
 from strandline.storage.metrics import report_build
 
 _LOGGER: Final = logging.getLogger("strandline.serve")
-_BACKLOG: Final = 2048
 _READING: Final = ("GET", "HEAD")
 
 
@@ -149,6 +147,8 @@ def _probed(why: str | None) -> HttpAnswer:
 @contextlib.contextmanager
 def served(settings: Settings, server: Server, opening: Opening) -> Iterator[str]:
     """Serve the port of a server during the block; gives its address. Port 0 is a free one."""
+    from strandline.serve.http.server import serving  # needs the extra 'http', which other commands do without
+
     permissions = Permissions(opening.server)
     root = None
     if settings.streams is not None:
@@ -156,45 +156,22 @@ def served(settings: Settings, server: Server, opening: Opening) -> Iterator[str
         options = opening.options(given.options)
         root = StreamRoot(given.root, options=options) if options else StreamRoot(given.root)
     app = ServerApp(server, root, permissions, opening.env)
-    security = settings.security
+    security, tls = settings.security, None
+    if security.cert is not None and security.key is not None:
+        tls = ServerTls(security.cert, security.key, security.client_ca)
 
     def renew(stop: threading.Event) -> float:
         del stop
         permissions.reread()
-        if security.cert is not None and security.key is not None:
-            permissions.renew_certificate(security.cert, security.key)
+        if tls is not None:
+            tls.renew()
         return REREAD_SECONDS
 
     host, port = settings.http.listen.place
-    with _listening(app, host, port, security, permissions) as port:
+    with serving(app, host, port, tls=tls) as port:
         rounds = server.add_rounds(PartName("http", "security"), renew)
         try:
             shown = f"[{host}]" if ":" in host else host
-            yield f"{'http' if security.cert is None else 'https'}://{shown}:{port}"
+            yield f"{'http' if tls is None else 'https'}://{shown}:{port}"
         finally:
             rounds.stop()
-
-
-@contextlib.contextmanager
-def _listening(app: Any, host: str, port: int, security: SecuritySection, permissions: Permissions) -> Iterator[int]:
-    from strandline.serve.http.server import server_of
-
-    uvicorn = server_of(app, HttpLimits(), ssl_certificate=security.cert, ssl_key=security.key)
-    if security.client_ca is not None:
-        uvicorn.config.ssl_ca_certs, uvicorn.config.ssl_cert_reqs = security.client_ca, ssl.CERT_REQUIRED
-    uvicorn.config.load()
-    logging.getLogger("uvicorn").handlers[:] = [logging.NullHandler()]  # what callers send wrongly is told to them
-    permissions.context = uvicorn.config.ssl
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise StorageError(f"HTTP cannot be served on {host}:{port}: {error}. Give another address.") from error
-    thread = threading.Thread(target=uvicorn.run, kwargs={"sockets": [listening]}, name="strandline-http", daemon=True)
-    with listening:
-        thread.start()
-        try:
-            yield listening.getsockname()[1]
-        finally:
-            uvicorn.should_exit = True
-            thread.join()

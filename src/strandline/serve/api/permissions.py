@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import ssl
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Final, final
@@ -43,8 +41,6 @@ class Permissions:
     def __init__(self, security: ServerSecurity) -> None:
         self._security = security
         self._unread = ""
-        self.context: ssl.SSLContext | None = None
-        """The TLS of the server, which gets a new certificate when there is one."""
 
     def __repr__(self) -> str:
         return "Permissions(…)"
@@ -112,7 +108,7 @@ class Permissions:
         return grant is None or (isinstance(grant, Grant) and bool(grant.on(log).roles))
 
     def reread(self) -> None:
-        """Read tokens and certificate again; files that cannot be read change nothing."""
+        """Read the tokens again; files that cannot be read change nothing."""
         if self._security.reread is None:
             return
         try:
@@ -126,12 +122,6 @@ class Permissions:
         if security != self._security:
             self._security = security
             _LOGGER.info("HTTP uses the certificate and tokens that were written meanwhile.")
-
-    def renew_certificate(self, certificate: str, key: str) -> None:
-        """New connections get the certificate in these files."""
-        if self.context is not None:
-            with contextlib.suppress(OSError):  # one of them is being replaced: at the next look
-                self.context.load_cert_chain(certificate, key)
 
 
 def check_http(listen: Listen, security: ServerSecurity) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any, ClassVar, Final
 from strandline.errors import MissingExtra, StorageError
 from strandline.serve.http.limits import HttpLimits
 from strandline.serve.http.requests import App
+from strandline.serve.http.tls import ServerTls
 
 try:
     import uvicorn
@@ -117,8 +119,8 @@ class Guarded(HttpToolsProtocol):
         self.transport.close()
 
 
-def server_of(app: App, limits: HttpLimits, *, ssl_certificate: str | None = None, ssl_key: str | None = None) -> Any:
-    """A uvicorn server for an application; it logs nothing by itself, and installs no signal handlers when embedded."""
+def _server_of(app: App, limits: HttpLimits, tls: ServerTls | None) -> uvicorn.Server:
+    """A uvicorn server for an application; it logs nothing by itself, and installs no signal handlers in a thread."""
     config = uvicorn.Config(
         app,
         http=type("Guarded", (Guarded,), {"limits": limits}),
@@ -132,21 +134,24 @@ def server_of(app: App, limits: HttpLimits, *, ssl_certificate: str | None = Non
         backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE,
         timeout_graceful_shutdown=_DRAIN_SECONDS,
-        ssl_certfile=ssl_certificate,
-        ssl_keyfile=ssl_key,
     )
+    config.load()
+    logging.getLogger("uvicorn").handlers[:] = [logging.NullHandler()]  # what callers send wrongly is told to them
+    config.ssl = None if tls is None else tls.context
     return uvicorn.Server(config)
 
 
 @contextlib.contextmanager
-def serving(app: App, host: str, port: int, limits: HttpLimits | None = None) -> Iterator[int]:
+def serving(
+    app: App, host: str, port: int, limits: HttpLimits | None = None, *, tls: ServerTls | None = None
+) -> Iterator[int]:
     """Serve an application in a thread during the block; gives the port. Port 0 is a free one."""
-    server = server_of(app, limits or HttpLimits())
+    server = _server_of(app, limits or HttpLimits(), tls)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
-        raise StorageError(f"Streams cannot be served on {host}:{port}: {error}. Give another address.") from error
+        raise StorageError(f"HTTP cannot be served on {host}:{port}: {error}. Give another address.") from error
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="strandline-http", daemon=True)
     with listening:
         thread.start()
