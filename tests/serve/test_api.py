@@ -173,6 +173,7 @@ def test_what_is_wrong_is_a_problem_document(
 
 # --- who may what ----------------------------------------------------------------------------------------------
 
+BYTES = "application/octet-stream"
 READ, APPEND, CONSUME, ADMIN = Access.READ, Access.APPEND, Access.CONSUME, Access.ADMIN
 MAY = {
     "admin": {READ, APPEND, CONSUME, ADMIN}, "reader": {READ}, "appender": {APPEND}, "app": {READ, APPEND, CONSUME},
@@ -261,6 +262,29 @@ def test_every_action_takes_its_scope(serve: Serve, orders: Any, tokens: str) ->
     assert [status("/v1/stream/orders?offset=-1", name) for name in ("reader", "appender")] == [200, 403]
     assert [status("/v1/stream/orders", name, "POST", b"x") for name in ("reader", "prefixed")] == [403, 204]
     assert [status("/metrics", name) for name in ("reader", "elsewhere")] == [200, 403]
+
+
+def test_a_log_of_the_file_is_sealed_by_admins_only_and_a_stream_of_clients_by_who_appends(
+    serve: Serve, orders: Any, tokens: str, tmp_path: Path
+) -> None:
+    running = serve(LOG + tokens + '[streams]\nroot = "./streams"\n')
+    running.until_ready()
+
+    def close(name: str, caller: str, body: bytes | None = None, **more: str) -> int:
+        given = {"Authorization": f"Bearer {token(caller)}", "Stream_Closed": "true", "Content_Type": BYTES, **more}
+        return sent(running, "POST", f"/v1/stream/{name}", body, **given)
+
+    for caller in ("appender", "app", "scoped"):
+        assert [close("orders", caller), close("orders", caller, b"x")] == [403, 403]
+        assert close("orders", caller, b"x", Producer_Id="p", Producer_Epoch="0", Producer_Seq="0") == 403
+    assert (orders.bounds().next, orders.bounds().sealed) == (0, False)
+    refused = running.ask("/v1/stream/orders", method="DELETE", token=token("admin"))
+    assert refused[0] == 403
+    assert "strandline delete" in refused[1]["detail"]
+    assert close("orders", "admin", b"x") == 204
+    assert (orders.bounds().next, orders.bounds().sealed) == (1, True)
+    assert running.ask("/v1/stream/made", method="PUT", body=b"1", token=token("admin"))[0] == 201
+    assert close("made", "appender") == 204
 
 
 def test_a_token_is_rotated_without_a_restart(tokens: str, tmp_path: Path) -> None:
@@ -417,13 +441,13 @@ def test_the_same_tokens_with_their_scopes_serve_flight(serve: Serve, tokens: st
 # --- pages in browsers -----------------------------------------------------------------------------------------
 
 
-def sent(running: Any, method: str, path: str, **headers: str) -> int:
+def sent(running: Any, method: str, path: str, body: bytes | None = None, **headers: str) -> int:
     """The status of a request with these headers, as a browser sends them."""
     port = int(running.url.rpartition(":")[2])
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         given = {"Content-Type": "text/plain", **{key.replace("_", "-"): value for key, value in headers.items()}}
-        connection.request(method, path, b"{}" if method == "POST" else None, given)
+        connection.request(method, path, body, given)
         return connection.getresponse().status
     finally:
         connection.close()

@@ -62,7 +62,7 @@ class ServerApp:
     def __init__(self, server: Server, streams: StreamRoot | None, permissions: Permissions, env: Env) -> None:
         limits = HttpLimits()
         self._server, self._permissions, self._limits = server, permissions, limits
-        self._streams = create_app(ServedLogs(server), streams, authorise=permissions, limits=limits, env=env)
+        self._streams = create_app(ServedLogs(server), streams, authorise=permissions.denied, limits=limits, env=env)
         self._calls = Calls(HttpLimits(threads=4, waiting=64))
         self._api = StateApi(ServerState(server, env), permissions, self._calls)
         self._bodies = Bodies(HttpLimits(body_bytes=64 << 10))
@@ -83,7 +83,7 @@ class ServerApp:
             if strange is None:
                 answer = await self._answer(request, receive)
             else:
-                answer = problem(strange.status, strange.reason)
+                answer = strange.answer()
         except Gone:
             return
         except StrandlineError as error:
@@ -126,7 +126,7 @@ class ServerApp:
             case "/metrics":
                 denied = self._permissions.denied(request.headers, Access.READ)
                 if denied is not None:
-                    return problem(denied.status, denied.reason)
+                    return denied.answer()
                 answer = HttpAnswer(
                     HTTPStatus.OK, {"Content-Type": CONTENT_TYPE_LATEST}, await self._calls(generate_latest)
                 )

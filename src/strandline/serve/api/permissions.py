@@ -67,11 +67,7 @@ class Permissions:
             )
         return None
 
-    def __call__(self, headers: Mapping[str, str], access: Access, stream: str) -> Denied | None:
-        """None if the caller may do this with the log of this name."""
-        return self.denied(headers, access, log=stream)
-
-    def denied(self, headers: Mapping[str, str], access: Access, *, log: str = "", slot: str = "") -> Denied | None:
+    def denied(self, headers: Mapping[str, str], access: Access, log: str = "", slot: str = "") -> Denied | None:
         """None if the caller may do this; ``log`` is empty for what is of no log, ``slot`` names a consumer."""
         grant = self.grant(headers)
         if isinstance(grant, Denied) or grant is None:

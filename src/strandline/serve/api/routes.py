@@ -170,8 +170,7 @@ class StateApi:
             log = self._state.log_in(names)
             denied = self._permissions.denied(request.headers, route.access, log=log, slot=slot)
         if denied is not None:
-            needs = {"WWW-Authenticate": "Bearer"} if denied.status == HTTPStatus.UNAUTHORIZED else {}
-            return problem(denied.status, denied.reason, needs)
+            return denied.answer()
         sees = lambda log: self._permissions.sees(request.headers, log)  # noqa: E731
         done = await self._calls(route.answer, self._state, names, asked, sees)
         return HttpAnswer(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from http import HTTPStatus
+from typing import TypeAlias
+
+from strandline.serve.http.answers import HttpAnswer, problem
 
 
 class Access(StrEnum):
@@ -25,12 +28,17 @@ class Denied:
     reason: str
     """One sentence, without secrets."""
 
+    def answer(self) -> HttpAnswer:
+        """What the caller is told."""
+        needs = {"WWW-Authenticate": "Bearer"} if self.status == HTTPStatus.UNAUTHORIZED else {}
+        return problem(self.status, self.reason, needs)
 
-class Authoriser(Protocol):
-    """Decides on requests. Called on the event loop: must not block."""
 
-    def __call__(self, headers: Mapping[str, str], access: Access, stream: str) -> Denied | None:
-        """None if the caller with these headers (names in lower case) may do this with the stream of this name."""
+Authoriser: TypeAlias = Callable[[Mapping[str, str], Access, str], Denied | None]
+"""None if the caller with these headers (names in lower case) may do this with the stream of this name.
+
+Called on the event loop: must not block.
+"""
 
 
 def allow_all(headers: Mapping[str, str], access: Access, stream: str) -> Denied | None:  # noqa: ARG001

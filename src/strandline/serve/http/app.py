@@ -9,7 +9,7 @@ from typing import Final, final
 
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.model.addresses import check_plain_name
-from strandline.serve.http.access import Access, Authoriser, allow_all
+from strandline.serve.http.access import Access, Authoriser, Denied, allow_all
 from strandline.serve.http.answers import HttpAnswer, problem, problem_of, send_answer
 from strandline.serve.http.calls import Calls
 from strandline.serve.http.hub import Hub, LogEntry
@@ -150,9 +150,12 @@ class StreamApp:
                 {"Allow": _METHODS},
             )
         denied = self._authorise(request.headers, access, name)
+        if denied is None and access is Access.APPEND and request.closes and self.hub.is_configured(name):
+            denied = self._authorise(request.headers, Access.ADMIN, name)
+            if denied is not None:
+                denied = Denied(denied.status, f"Stream-Closed would seal the log {name!r} for good. {denied.reason}")
         if denied is not None:
-            needs = {"WWW-Authenticate": "Bearer"} if denied.status == HTTPStatus.UNAUTHORIZED else {}
-            return problem(denied.status, denied.reason, needs)
+            return denied.answer()
         return await self._methods.answer(name, request, receive, send)
 
     def _cross_origin(self, origin: str | None) -> dict[str, str]:

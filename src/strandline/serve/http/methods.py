@@ -18,7 +18,7 @@ from strandline.serve.http.answers import HttpAnswer, problem
 from strandline.serve.http.calls import Calls
 from strandline.serve.http.hub import GONE, Hub, Pinned
 from strandline.serve.http.limits import HttpLimits
-from strandline.serve.http.protocol.cloud_events import is_event
+from strandline.serve.http.protocol.cloud_events import BATCH, EVENT, is_event
 from strandline.serve.http.protocol.content import DEFAULT_TYPE, checked_type, media_type, messages_of
 from strandline.serve.http.protocol.counting import check_count
 from strandline.serve.http.protocol.producers import (
@@ -173,8 +173,9 @@ class Methods:
 
     def _sent(self, request: Request, body: bytes) -> pa.Table:
         """The whole records of a body; may take seconds, as well."""
-        if not is_event(request.headers):  # in binary mode the body is one value, whatever it looks like
-            check_count(body, request.headers.get("content-type", ""), self._limits.body_messages)
+        kind = request.headers.get("content-type", "")
+        if media_type(kind) in (EVENT, BATCH) or not is_event(request.headers):  # otherwise the body is one value
+            check_count(body, kind, self._limits.body_messages)
         return records_sent(request.headers, body, request.only("key"), now=self._env.clock.now())
 
     def _messages(self, body: bytes, content_type: str, sequence: bytes | None = None) -> pa.RecordBatch | None:
@@ -266,7 +267,9 @@ class Methods:
     async def _delete(self, stream: Stream) -> HttpAnswer:
         if stream.state is None:
             return problem(
-                HTTPStatus.FORBIDDEN, "The stream is a log of the server's settings, which no request can delete."
+                HTTPStatus.FORBIDDEN,
+                "The stream is a log of the server's settings, which no request can delete: take it out of the "
+                "settings, then delete it by 'strandline delete'.",
             )
         try:
             deleted = await self._hub.delete(stream)
