@@ -37,7 +37,7 @@ ON_A_CLUSTER = {"spark-clusters.md"}
 OTHERS = of_kind("terminal", "program") - ON_SERVERS - WITH_CERTIFICATES - WITH_SPARK - IN_A_SESSION - ON_A_CLUSTER
 FIRST = {"index.md", "tutorial/table.md", "tutorial/service.md"}
 """Pages that `make test` runs; `make test-matrix` runs the others."""
-PORTS = ("7001", "7700", "7007", "7451", "7452", "7453")
+PORTS = ("7001", "7700", "7800", "7007", "7451", "7452", "7453")
 
 
 def free_port() -> str:

@@ -441,16 +441,24 @@ def test_the_same_tokens_with_their_scopes_serve_flight(serve: Serve, tokens: st
 # --- pages in browsers -----------------------------------------------------------------------------------------
 
 
-def sent(running: Any, method: str, path: str, body: bytes | None = None, **headers: str) -> int:
-    """The status of a request with these headers, as a browser sends them."""
+def asked(
+    running: Any, method: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, http.client.HTTPMessage]:
+    """Status and headers of the answer to a request with these headers, as a browser sends them."""
     port = int(running.url.rpartition(":")[2])
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         given = {"Content-Type": "text/plain", **{key.replace("_", "-"): value for key, value in headers.items()}}
         connection.request(method, path, body, given)
-        return connection.getresponse().status
+        answer = connection.getresponse()
+        return answer.status, answer.headers
     finally:
         connection.close()
+
+
+def sent(running: Any, method: str, path: str, body: bytes | None = None, **headers: str) -> int:
+    """The status of such a request."""
+    return asked(running, method, path, body, **headers)[0]
 
 
 @pytest.mark.parametrize(
@@ -487,3 +495,59 @@ def test_with_tokens_the_origin_and_the_host_decide_nothing(serve: Serve, orders
     running.until_ready()
     given = {"Authorization": f"Bearer {token('admin')}", "Host": "logs.example", "Origin": "https://app.example"}
     assert sent(running, "POST", "/v1/logs/orders/trim", **given) == 200
+
+
+APP = "https://app.example"
+
+
+def test_pages_of_listed_origins_read_all_answers_and_those_of_others_none(serve: Serve, orders: Any) -> None:
+    running = serve(f'[http]\nlisten = "127.0.0.1:0"\norigins = ["{APP}"]\n{LOG}')
+    running.until_ready()
+    given = {"Origin": APP, "Content_Type": BYTES}
+    for method, path, status in (
+        ("POST", "/v1/stream/orders", 204), ("GET", "/v1/stream/orders?offset=-1", 200), ("GET", "/v1/logs", 200),
+        ("GET", "/v1/stream/none", 404), ("GET", "/v1/logs/none", 404), ("GET", "/v1/logs/a%2fb", 400),
+    ):  # fmt: skip
+        found = asked(running, method, path, b"x" if method == "POST" else None, **given)
+        assert (found[0], found[1]["Access-Control-Allow-Origin"], "Origin" in (found[1].get_all("Vary") or ())) == (
+            status,
+            APP,
+            True,
+        ), path
+        assert "Stream-Next-Offset" in found[1]["Access-Control-Expose-Headers"]
+        assert found[1]["Access-Control-Allow-Credentials"] is None
+        assert sent(running, method, path, b"x" if method == "POST" else None, Origin="https://evil.example") == 403
+        host = {"Host": "evil.example", **given}
+        assert sent(running, method, path, b"x" if method == "POST" else None, **host) == 403, "a name that leads here"
+    assert orders.bounds().next == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/stream/orders", "/v1/logs/orders/slots", "/metrics"])
+def test_a_browser_is_told_what_pages_of_a_listed_origin_may_send(
+    serve: Serve, orders: Any, tokens: str, path: str
+) -> None:
+    del orders
+    running = serve(f'[http]\nlisten = "127.0.0.1:0"\norigins = ["{APP}"]\n{LOG}{tokens}')
+    running.until_ready()
+    wanted = {"Access_Control_Request_Method": "POST", "Access_Control_Request_Headers": "authorization"}
+    status, headers = asked(running, "OPTIONS", path, Origin=APP, **wanted)
+    assert (status, headers["Access-Control-Allow-Origin"]) == (204, APP)
+    assert "POST" in headers["Access-Control-Allow-Methods"]
+    assert {"Authorization", "Producer-Id"} <= set(headers["Access-Control-Allow-Headers"].split(", "))
+    assert (
+        asked(running, "OPTIONS", path, Origin="https://evil.example", **wanted)[1]["Access-Control-Allow-Origin"]
+        is None
+    )
+    status, headers = asked(running, "GET", path, Origin=APP)
+    assert (status, headers["Access-Control-Allow-Origin"]) == (401 if "slots" not in path else 405, APP)
+
+
+def test_with_tokens_pages_of_any_origin_may_be_let_in(serve: Serve, orders: Any, tokens: str) -> None:
+    append(orders, b"1")
+    running = serve(f'[http]\nlisten = "127.0.0.1:0"\norigins = ["*"]\n{LOG}{tokens}')
+    running.until_ready()
+    for caller, expected in ((token("reader"), 200), ("unknown", 401)):
+        given = {"Authorization": f"Bearer {caller}", "Origin": APP}
+        status, headers = asked(running, "GET", "/v1/stream/orders?offset=-1", **given)
+        assert (status, headers["Access-Control-Allow-Origin"]) == (expected, "*")
+        assert headers["Access-Control-Allow-Credentials"] is None

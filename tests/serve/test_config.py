@@ -23,6 +23,7 @@ folder = "/var/lib/strandline"
 drain = "10s"
 [http]
 listen = "[::1]:0"
+origins = ["https://app.example", "*"]
 [flight]
 listen = "127.0.0.1:7460"
 [security]
@@ -109,6 +110,7 @@ def test_every_setting_is_read() -> None:
     found = settings(WHOLE)
     assert found.process.drain == 10
     assert found.http.listen.place == ("::1", 0)
+    assert found.http.origins == ("https://app.example", "*")
     assert found.flight.listen.place == ("127.0.0.1", 7460)
     assert (found.security.cert, found.security.token) == ("c.pem", "own")
     orders = found.logs["orders"]
@@ -134,6 +136,21 @@ def test_the_text_with_every_setting_has_all_of_them() -> None:
 
 
 WRONG = [
+    pytest.param(
+        'tokens = "tokens"\n',
+        "",
+        'origins = ["https',
+        "every page that somebody opens could read and append: list origins, or give tokens.",
+    ),
+    *(
+        pytest.param(
+            '"https://app.example"',
+            f'"{wrong}"',
+            wrong,
+            f"http.origins[0] cannot be used: {wrong!r} is no origin: write it as browsers do, such as",
+        )
+        for wrong in ("app.example", "https://app.example/", "https://App.example", "null", "https://*.example", "*x")
+    ),
     pytest.param(
         'listen = "[::1]:0"',
         'lisen = "x:1"',
@@ -362,12 +379,12 @@ def test_secrets_are_read_from_the_environment_and_from_files(tmp_path: Path) ->
 
 def test_shown_settings_name_line_default_and_environment_and_no_secret() -> None:
     shown = {each.name: each for each in shown_settings(parse_config(WHOLE, "f.toml"), {"KEY": "hunter2"})}
-    assert (shown["logs.orders.trim"].value, shown["logs.orders.trim"].source) == (600, "f.toml:22")
+    assert (shown["logs.orders.trim"].value, shown["logs.orders.trim"].source) == (600, "f.toml:23")
     assert shown["logs.payments.grace"].source == "default"
     secret = shown["logs.orders.options.aws_secret_access_key"]
-    assert (secret.value, secret.source) == ("(hidden)", "the environment variable KEY, by f.toml:18")
+    assert (secret.value, secret.source) == ("(hidden)", "the environment variable KEY, by f.toml:19")
     assert (
-        shown["ingest.kafka.config.sasl.password"].source == "the environment variable PASSWORD (not set), by f.toml:53"
+        shown["ingest.kafka.config.sasl.password"].source == "the environment variable PASSWORD (not set), by f.toml:54"
     )
     assert "hunter2" not in repr(shown)
 

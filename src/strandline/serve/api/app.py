@@ -25,6 +25,7 @@ from strandline.serve.http.answers import HttpAnswer, problem, problem_of, send_
 from strandline.serve.http.app import PREFIX, LogEntry, StreamRoot, create_app
 from strandline.serve.http.calls import Calls
 from strandline.serve.http.limits import HttpLimits
+from strandline.serve.http.origins import Origins
 from strandline.serve.http.requests import Bodies, Gone, Receive, Request, Scope, Send
 from strandline.serve.http.tls import ServerTls
 from strandline.serve.parts.logs import Opening
@@ -34,6 +35,7 @@ from strandline.storage.metrics import report_build
 
 _LOGGER: Final = logging.getLogger("strandline.serve")
 _READING: Final = ("GET", "HEAD")
+_METHODS: Final = "GET, HEAD, POST, OPTIONS"
 
 
 class ServedLogs(Mapping[str, LogEntry]):
@@ -60,9 +62,12 @@ class ServerApp:
     """Answers every request to the port of a server."""
 
     def __init__(self, server: Server, streams: StreamRoot | None, permissions: Permissions, env: Env) -> None:
-        limits = HttpLimits()
+        limits, origins = HttpLimits(), server.settings.http.origins
         self._server, self._permissions, self._limits = server, permissions, limits
-        self._streams = create_app(ServedLogs(server), streams, authorise=permissions.denied, limits=limits, env=env)
+        self._streams = create_app(
+            ServedLogs(server), streams, authorise=permissions.denied, origins=origins, limits=limits, env=env
+        )
+        self._origins = Origins(origins)
         self._calls = Calls(HttpLimits(threads=4, waiting=64))
         self._api = StateApi(ServerState(server, env), permissions, self._calls)
         self._bodies = Bodies(HttpLimits(body_bytes=64 << 10))
@@ -74,8 +79,10 @@ class ServerApp:
             await self._streams(scope, receive, send)
             return
         path = scope.get("raw_path", b"").decode("latin-1") or scope.get("path", "")
+        origin = None
         try:
             request = Request.of(scope)
+            origin = request.headers.get("origin")
             strange = self._permissions.strange(request.headers)
             if strange is None and path.startswith(PREFIX):
                 await self._streams(scope, receive, send)
@@ -93,12 +100,15 @@ class ServerApp:
         except Exception:
             _LOGGER.exception("%s %s failed, which should not be.", scope["method"], path)
             raise
+        answer.headers |= self._origins.headers(origin)
         with contextlib.suppress(TimeoutError):
             await send_answer(send, answer, self._limits.send_seconds, head=scope["method"] == "HEAD")
 
     async def _answer(self, request: Request, receive: Receive) -> HttpAnswer:
         if b"%" in request.raw_path:  # what a proxy in front has let pass is what is meant here
             raise InvalidInput("The path needs no percent signs: names are letters, digits, '.', '_' and '-'.")
+        if request.method == "OPTIONS":
+            return self._origins.options(_METHODS)
         page = await self._page(request)
         if page is not None:
             return page
@@ -149,7 +159,7 @@ def served(settings: Settings, server: Server, opening: Opening) -> Iterator[str
     """Serve the port of a server during the block; gives its address. Port 0 is a free one."""
     from strandline.serve.http.server import serving  # needs the extra 'http', which other commands do without
 
-    permissions = Permissions(opening.server)
+    permissions = Permissions(opening.server, Origins(settings.http.origins))
     root = None
     if settings.streams is not None:
         given = settings.streams

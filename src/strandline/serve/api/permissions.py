@@ -20,8 +20,10 @@ from strandline.node.flight.security import (
 )
 from strandline.serve.config.values import Listen
 from strandline.serve.http.access import Access, Denied
+from strandline.serve.http.origins import Origins
 
 REREAD_SECONDS: Final = 5.0
+_NONE: Final = Origins()
 _LOGGER: Final = logging.getLogger("strandline.serve")
 _ROLES: Final = {
     Access.READ: READERS,
@@ -38,8 +40,9 @@ class Permissions:
     With certificates of callers and no tokens, each caller that has one is a client.
     """
 
-    def __init__(self, security: ServerSecurity) -> None:
-        self._security = security
+    def __init__(self, security: ServerSecurity, origins: Origins = _NONE) -> None:
+        """``origins`` are those whose pages may send requests also where no token is needed."""
+        self._security, self._origins = security, origins
         self._unread = ""
 
     def __repr__(self) -> str:
@@ -60,10 +63,10 @@ class Permissions:
                 HTTPStatus.FORBIDDEN,
                 "Without tokens this server answers only requests to 127.0.0.1, [::1] or localhost: give it tokens.",
             )
-        if origin is not None and origin.lower().partition("://")[2] != host:
+        if origin is not None and origin.lower().partition("://")[2] != host and origin not in self._origins:
             return Denied(
                 HTTPStatus.FORBIDDEN,
-                "Without tokens this server answers no pages of other origins: give it tokens.",
+                "Without tokens this server answers no pages of other origins: list this one in origins of [http].",
             )
         return None
 

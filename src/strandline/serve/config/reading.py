@@ -164,6 +164,11 @@ class _FileReader:
         self._check_together(settings)
 
     def _check_together(self, settings: Settings) -> None:
+        if "*" in settings.http.origins and settings.security.tokens is None:
+            raise self._refusal(
+                ("http", "origins"),
+                "every page that somebody opens could read and append: list origins, or give tokens",
+            )
         for name, log in settings.logs.items():
             path: KeyPath = ("logs", name)
             if log.node is not None and (log.trim is not None or log.options or (log.create and log.node.upstream)):

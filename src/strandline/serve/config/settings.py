@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from strandline.serve.config.values import Bytes, Listen, Options, Policy, Seconds, Start
+from strandline.serve.config.values import Bytes, Listen, Options, Origin, Policy, Seconds, Start
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -27,6 +27,8 @@ class HttpSection(Section, frozen=True, kw_only=True):
 
     listen: Listen = Listen("127.0.0.1:7700")
     """Where to listen; other machines only with TLS and tokens."""
+    origins: tuple[Origin, ...] = ()
+    """Origins of pages that may call it from a browser; any (``*``) only with tokens."""
 
 
 class FlightSection(Section, frozen=True, kw_only=True):

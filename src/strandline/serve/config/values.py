@@ -14,6 +14,7 @@ from strandline.model.retention import parse_bytes, parse_retention, parse_secon
 from strandline.storage.disk import Disk
 
 _PLACE: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/\s\[\]]+):(\d{1,5})")
+_ORIGIN: Final = re.compile(r"\*|https?://(?:[a-z0-9.-]+|\[[0-9a-f:.]+\])(?::\d{1,5})?")
 _HIGHEST_PORT: Final = 65535
 _LONGEST: Final = 10**9
 """About 31 years: what waits takes no longer time."""
@@ -45,6 +46,12 @@ class Listen(str):
         """
         host, _, port = self.rpartition(":")
         return host.strip("[]"), int(port)
+
+
+class Origin(str):
+    """The origin of pages as a browser names it, ``https://app.example``; or ``*`` for any."""
+
+    __slots__ = ()
 
 
 class Policy(str):
@@ -114,6 +121,10 @@ def decoded(kind: type[Any], value: Any) -> Any:
         if found is None or int(found[2]) > _HIGHEST_PORT:
             raise ValueError(f"{value!r} is no address to listen on: write host:port, such as 127.0.0.1:7700")
         return Listen(value)
+    if kind is Origin:
+        if _ORIGIN.fullmatch(value) is None:
+            raise ValueError(f"{value!r} is no origin: write it as browsers do, such as https://app.example, or '*'")
+        return Origin(value)
     if kind is Policy:
         return Policy(parse_retention(value))
     if kind is Start:

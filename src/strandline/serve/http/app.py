@@ -15,6 +15,7 @@ from strandline.serve.http.calls import Calls
 from strandline.serve.http.hub import Hub, LogEntry
 from strandline.serve.http.limits import HttpLimits
 from strandline.serve.http.methods import Methods
+from strandline.serve.http.origins import Origins
 from strandline.serve.http.protocol.bad_rows import BadRow
 from strandline.serve.http.requests import Bodies, Busy, Gone, Message, Receive, Request, Scope, Send
 from strandline.serve.http.streams import StreamRoot
@@ -34,15 +35,6 @@ _ACCESS: Final = {
     "DELETE": Access.ADMIN,
 }
 _METHODS: Final = ", ".join([*_ACCESS, "OPTIONS"])
-_ALLOWED_HEADERS: Final = (
-    "Authorization, Content-Type, Accept, If-None-Match, Idempotency-Key, Stream-Seq, Stream-TTL, Stream-Expires-At, "
-    "Stream-Closed, Producer-Id, Producer-Epoch, Producer-Seq"
-)
-_EXPOSED_HEADERS: Final = (
-    "Stream-Next-Offset, Stream-Cursor, Stream-Up-To-Date, Stream-Closed, Stream-TTL, Stream-Expires-At, "
-    "Stream-SSE-Data-Encoding, Producer-Epoch, Producer-Seq, Producer-Expected-Seq, Producer-Received-Seq, ETag, "
-    "Location, Retry-After"
-)
 
 
 def create_app(
@@ -64,7 +56,7 @@ def create_app(
         limits: What callers may make it hold.
         env: Clock, disk and chance, for tests.
     """
-    return StreamApp(logs, streams, authorise, frozenset(origins), limits or HttpLimits(), env)
+    return StreamApp(logs, streams, authorise, Origins(origins), limits or HttpLimits(), env)
 
 
 @final
@@ -76,7 +68,7 @@ class StreamApp:
         logs: Mapping[str, LogEntry],
         streams: StreamRoot | None,
         authorise: Authoriser,
-        origins: frozenset[str],
+        origins: Origins,
         limits: HttpLimits,
         env: Env,
     ) -> None:
@@ -100,7 +92,7 @@ class StreamApp:
         self.hub.start()
         is_head = scope["method"] == "HEAD"
         origin = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"origin"), None)
-        sender = _AnswerSender(send, self._cross_origin(origin))
+        sender = _AnswerSender(send, self._origins.headers(origin))
         try:
             answer = await self._answer(scope, receive, sender)
         except BadRow as error:
@@ -133,15 +125,7 @@ class StreamApp:
         if name is None:
             return problem(HTTPStatus.NOT_FOUND, f"Streams are at {PREFIX} and a name.")
         if request.method == "OPTIONS":
-            return HttpAnswer(
-                HTTPStatus.NO_CONTENT,
-                {
-                    "Allow": _METHODS,
-                    "Access-Control-Allow-Methods": _METHODS,
-                    "Access-Control-Allow-Headers": _ALLOWED_HEADERS,
-                    "Access-Control-Max-Age": "600",
-                },
-            )
+            return self._origins.options(_METHODS)
         access = _ACCESS.get(request.method)
         if access is None:
             return problem(
@@ -157,20 +141,6 @@ class StreamApp:
         if denied is not None:
             return denied.answer()
         return await self._methods.answer(name, request, receive, send)
-
-    def _cross_origin(self, origin: str | None) -> dict[str, str]:
-        """What lets the pages of a listed origin read the answer; nothing for others."""
-        if not self._origins:
-            return {}
-        if "*" in self._origins:
-            return {"Access-Control-Allow-Origin": "*", "Access-Control-Expose-Headers": _EXPOSED_HEADERS}
-        if origin is None or origin not in self._origins:
-            return {"Vary": "Origin"}
-        return {
-            "Access-Control-Allow-Origin": origin,
-            "Vary": "Origin",
-            "Access-Control-Expose-Headers": _EXPOSED_HEADERS,
-        }
 
     async def _live(self, receive: Receive, send: Send) -> None:
         while True:
