@@ -38,6 +38,12 @@ PIECE: Final = 64 << 10
 
 RETRY_AFTER: Final = "1"
 
+_ROOM_AFTER: Final = "5"
+_FULL: Final = (
+    "The server's disk is full, and nothing was acknowledged; what is stored can be read. Make room there: the log "
+    "then takes appends again by itself."
+)
+
 _ALWAYS: Final = {"X-Content-Type-Options": "nosniff", "Cross-Origin-Resource-Policy": "cross-origin"}
 
 _STATUSES: Final[tuple[tuple[type[StrandlineError], HTTPStatus], ...]] = (
@@ -97,6 +103,8 @@ def problem_of(error: StrandlineError) -> HttpAnswer:
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), None)
     if status is None:
         status = HTTPStatus.SERVICE_UNAVAILABLE if error.retryable else HTTPStatus.INTERNAL_SERVER_ERROR
+    if isinstance(error, DiskFull):
+        return problem(status, _FULL, {"Retry-After": _ROOM_AFTER})
     return problem(status, str(error))
 
 

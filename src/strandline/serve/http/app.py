@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from http import HTTPStatus
 from typing import Final, final
 
-from strandline.errors import InvalidInput, StrandlineError
+from strandline.errors import DiskFull, InvalidInput, StrandlineError
 from strandline.model.addresses import check_plain_name
 from strandline.serve.http.access import Access, Authoriser, Denied, allow_all
 from strandline.serve.http.answers import HttpAnswer, problem, problem_of, send_answer
@@ -101,7 +101,7 @@ class StreamApp:
             )
         except StrandlineError as error:
             answer = problem_of(error)
-            if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR and not isinstance(error, DiskFull):
                 _LOGGER.warning("%s %s failed: %s", scope["method"], scope["path"], error)
         except Gone:
             return

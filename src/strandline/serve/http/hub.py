@@ -62,6 +62,8 @@ class Hub:
         self._rounds: asyncio.Task[None] | None = None
         self._expired: dict[tuple[str, str], float] = {}
         """Streams of clients whose time was over at the last sweeps, and since when."""
+        self._failed: set[str] = set()
+        """Open streams whose log could not be opened again."""
 
     def is_configured(self, name: str) -> bool:
         """Whether a name is that of a configured log."""
@@ -173,6 +175,7 @@ class Hub:
 
     async def _forget(self, name: str, *, is_deleted: bool = True) -> None:
         stream = self._open.pop(name, None)
+        self._failed.discard(name)
         if stream is not None:
             stream.is_gone = is_deleted
             stream.tail.wake()
@@ -208,6 +211,9 @@ class Hub:
 
     async def _round(self, *, sweeps: bool) -> None:
         for stream in list(self._open.values()):
+            if stream.has_failed:
+                await self._open_again(stream)
+                continue
             await stream.rest()
             if stream.state is not None and stream.idle_seconds > _IDLE_SECONDS:
                 async with self._turn(stream.name):
@@ -215,6 +221,22 @@ class Hub:
                         await self._forget(stream.name, is_deleted=False)
         if sweeps and self._root is not None:
             await self.sweep()
+
+    async def _open_again(self, stream: Stream) -> None:
+        """Open the log of a client's stream again after a write failed; until there is room it is only read."""
+        root, state = self._root, stream.state
+        async with self._turn(stream.name):
+            if root is None or state is None or self._open.get(stream.name) is not stream:
+                return
+            try:
+                await stream.open_again(lambda: root.open(stream.name, state))
+            except StrandlineError as error:
+                if stream.name not in self._failed:
+                    _LOGGER.warning("The stream %r failed, and is opened again and again: %s", stream.name, error)
+                self._failed.add(stream.name)
+            else:
+                _LOGGER.info("The stream %r takes appends again.", stream.name)
+                self._failed.discard(stream.name)
 
     async def sweep(self) -> None:
         """Delete the streams whose time was over at an earlier sweep, too, and which nobody has used since."""

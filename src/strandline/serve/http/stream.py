@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, Self, TypeAlias, final, runtime_checkable
 
@@ -133,7 +133,7 @@ class Stream:
         """The description of a stream that a client created; None: configured."""
         self.looked_at = env.clock.monotonic()
         """When the description was read."""
-        self.tail = LiveTail(lambda: calls(log.bounds), limits.poll_seconds)
+        self.tail = LiveTail(lambda: calls(self.log.bounds), limits.poll_seconds)
         self._env = env
         self._calls = calls
         self._has_terms = log.end().term > 0
@@ -348,6 +348,21 @@ class Stream:
         """What is known of ``Stream-Seq`` after an own append with one, which landed where it expected the end."""
         if sequence is not None and receipt.first is not None:
             self._known = (receipt.first + receipt.count, sequence)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the log of a stream that a client created takes no more appends until it is opened again."""
+        return self.state is not None and bool(getattr(self.log, "failed", False))
+
+    async def open_again(self, open_log: Callable[[], StreamLog]) -> None:
+        """Open the log again after a write failed. If that fails too, what is durable can still be read."""
+        if self._producer is not None:
+            await self._drop_producer(self._producer)
+        with contextlib.suppress(StrandlineError):
+            await self._calls(self.log.close)  # it holds the lock
+        self.log = await self._calls(open_log)
+        self._numbered = NumberedWriter(self.log, self._env)
+        self.tail.wake()
 
     def close(self) -> None:
         """Release the log, of a stream that a client created; blocks."""

@@ -11,6 +11,7 @@ from strandline.errors import (
     BadRecord,
     ConsumerClosed,
     CursorExpired,
+    DiskFull,
     Diverged,
     Fenced,
     Gap,
@@ -32,8 +33,8 @@ from strandline.storage.retry import Backoff
 BACKOFF: Final = Backoff(base=0.5, ceiling=60.0)
 """Pauses between the attempts of a part that fails; there is no last attempt."""
 
-_NOT_READY: Final = 5.0
-"""Longest pause after an answer that something is not ready yet, such as a log that is being recovered."""
+_WAITS: Final = 5.0
+"""Longest pause while something is not ready yet, such as a log that is being recovered, or a disk has no room."""
 
 _UNCHANGED: Final = (
     BadRecord,
@@ -71,7 +72,7 @@ def what_next(error: BaseException, failures: int, jitter: float) -> float | Non
     if isinstance(error, _UNCHANGED):
         return None
     pause = BACKOFF.pause(max(0, failures - 1), jitter)
-    return min(pause, _NOT_READY) if isinstance(error, NotReady) else pause
+    return min(pause, _WAITS) if isinstance(error, NotReady | DiskFull) else pause
 
 
 class Status(StrEnum):
