@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from strandline.errors import InvalidInput, StrandlineError
 from strandline.serve.api.openapi import openapi
 from strandline.serve.api.permissions import REREAD_SECONDS, Permissions
-from strandline.serve.api.routes import StateApi
+from strandline.serve.api.routes import StateApi, matched
 from strandline.serve.api.state import ServerState
 from strandline.serve.config.changes import PartName
 from strandline.serve.config.settings import Settings
@@ -35,7 +35,7 @@ from strandline.storage.metrics import report_build
 
 _LOGGER: Final = logging.getLogger("strandline.serve")
 _READING: Final = ("GET", "HEAD")
-_METHODS: Final = "GET, HEAD, POST, OPTIONS"
+_PAGES: Final = ("/healthz", "/readyz", "/metrics", "/v1/openapi.json")
 
 
 class ServedLogs(Mapping[str, LogEntry]):
@@ -107,8 +107,8 @@ class ServerApp:
     async def _answer(self, request: Request, receive: Receive) -> HttpAnswer:
         if b"%" in request.raw_path:  # what a proxy in front has let pass is what is meant here
             raise InvalidInput("The path needs no percent signs: names are letters, digits, '.', '_' and '-'.")
-        if request.method == "OPTIONS":
-            return self._origins.options(_METHODS)
+        if request.method == "OPTIONS" and (methods := _methods_of(request.path)):
+            return self._origins.options(methods)
         page = await self._page(request)
         if page is not None:
             return page
@@ -146,6 +146,14 @@ class ServerApp:
         if answer is not None and request.method not in _READING:
             return problem(HTTPStatus.METHOD_NOT_ALLOWED, "Only GET and HEAD are served here.", {"Allow": "GET, HEAD"})
         return answer
+
+
+def _methods_of(path: str) -> str:
+    """The methods of a path, other than that of a stream; empty if nothing is there."""
+    if path in _PAGES:
+        return ", ".join(_READING)
+    methods = {route.method for route, _ in matched(path)}
+    return ", ".join(sorted(methods.union(_READING) if "GET" in methods else methods))
 
 
 def _probed(why: str | None) -> HttpAnswer:

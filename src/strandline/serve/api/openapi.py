@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from strandline.model.addresses import PLAIN_NAME
 from strandline.serve.api.routes import ROUTES, StateRoute
-
-_NAME: Final = PLAIN_NAME.replace(r"\A", "^").replace(r"\Z", "$")
+from strandline.serve.api.state import NAME
 
 
 def openapi(version: str) -> dict[str, Any]:
@@ -59,9 +57,12 @@ def _operation(route: StateRoute) -> dict[str, Any]:
     }
     if route.body is not None:
         schema = {"$ref": f"#/components/schemas/{route.body.__name__}"}
-        found["requestBody"] = {"content": {"application/json": {"schema": schema}}}
+        found["requestBody"] = {
+            "required": any(field.required for field in msgspec.structs.fields(route.body)),
+            "content": {"application/json": {"schema": schema}},
+        }
     return found
 
 
 def _of_name(name: str) -> dict[str, Any]:
-    return {"type": "string", **({"enum": ["pause", "resume"]} if name == "verb" else {"pattern": _NAME})}
+    return {"type": "string", **({"enum": ["pause", "resume"]} if name == "verb" else {"pattern": NAME})}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any, Final, final
+from typing import Annotated, Any, Final, final
 
 import msgspec
 
 from strandline.errors import InvalidInput, NotFound, StrandlineError, Unsupported
 from strandline.log.object.log import ObjectLog
+from strandline.model.addresses import PLAIN_NAME
 from strandline.model.cursor import parse_start
 from strandline.model.retention import as_retention, default_limits
 from strandline.node.flight.client.remote_log import RemoteLog
@@ -23,13 +24,16 @@ from strandline.serve.tier_state import tier_fields
 from strandline.storage.env import Env
 from strandline.tier.read.tiered_log import TieredLog, hot_tier
 
+NAME: Final = PLAIN_NAME.replace(r"\A", "^").replace(r"\Z", "$")
+"""The pattern of plain names, as JSON Schema writes it."""
+
 _PAUSED: Final = ("tables", "ingest", "trim", "cold", "snapshots")
 
 
 class SlotRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A slot to create."""
 
-    name: str
+    name: Annotated[str, msgspec.Meta(extra_json_schema={"pattern": NAME})]
     at: str | int = "now"
     dry_run: bool = False
 
