@@ -6,7 +6,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from strandline.serve.config.values import Bytes, Listen, Options, Origin, Policy, Seconds, Start
+from strandline.serve.config.values import Bytes, Listen, Options, PageOrigin, Policy, Seconds, Start
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -27,7 +27,7 @@ class HttpSection(Section, frozen=True, kw_only=True):
 
     listen: Listen = Listen("127.0.0.1:7700")
     """Where to listen; other machines only with TLS and tokens."""
-    origins: tuple[Origin, ...] = ()
+    origins: tuple[PageOrigin, ...] = ()
     """Origins of pages that may call it from a browser; any (``*``) only with tokens."""
 
 

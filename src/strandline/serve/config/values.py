@@ -48,7 +48,7 @@ class Listen(str):
         return host.strip("[]"), int(port)
 
 
-class Origin(str):
+class PageOrigin(str):
     """The origin of pages as a browser names it, ``https://app.example``; or ``*`` for any."""
 
     __slots__ = ()
@@ -121,10 +121,10 @@ def decoded(kind: type[Any], value: Any) -> Any:
         if found is None or int(found[2]) > _HIGHEST_PORT:
             raise ValueError(f"{value!r} is no address to listen on: write host:port, such as 127.0.0.1:7700")
         return Listen(value)
-    if kind is Origin:
+    if kind is PageOrigin:
         if _ORIGIN.fullmatch(value) is None:
             raise ValueError(f"{value!r} is no origin: write it as browsers do, such as https://app.example, or '*'")
-        return Origin(value)
+        return PageOrigin(value)
     if kind is Policy:
         return Policy(parse_retention(value))
     if kind is Start:
