@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from http import HTTPStatus
 from typing import Final, TypeVar
 
@@ -31,7 +32,6 @@ from strandline.serve.http.protocol.producers import (
     producer_of,
 )
 from strandline.serve.http.protocol.records import is_whole, records_sent
-from strandline.serve.http.protocol.tokens import token_of
 from strandline.serve.http.reads import Reader
 from strandline.serve.http.requests import Bodies, Busy, Receive, Request, Send
 from strandline.serve.http.stream import Append, Appended, BehindSequence, Closed, Judged, Outcome, Stream, batch_of
@@ -125,9 +125,7 @@ class Methods:
                     HTTPStatus.CONFLICT,
                     f"The stream {stream.name!r} is there with another {differs}: choose another name.",
                 )
-        headers = self._headers(
-            stream, token_of(await self._calls(stream.cursor_at, bounds.next)), closed=bounds.sealed
-        )
+        headers = self._headers(stream, await stream.token_at(bounds.next), closed=bounds.sealed)
         headers["Content-Type"] = stream.content_type
         if not is_new:
             return HttpAnswer(HTTPStatus.OK, headers)
@@ -138,27 +136,25 @@ class Methods:
     async def _post(self, stream: Stream, request: Request, producer: HttpProducer | None, body: bytes) -> HttpAnswer:
         if not body and not request.closes and not is_event(request.headers):
             return problem(HTTPStatus.BAD_REQUEST, "The body is empty: give what to append, or Stream-Closed: true.")
-        records = None
+        read = None
         if body or is_event(request.headers):
-            found = await self._records(stream, request, body)
+            found = await self._reader(stream, request, body)
             if isinstance(found, HttpAnswer):
                 return found
-            records = found
-            if stream.is_typed:
-                await self._calls(stream.check_values, records)
+            read = found
         await self._hub.used(stream)
-        outcome = await stream.append(Append(records, producer, _sequence_of(request), request.closes))
+        outcome = await stream.append(Append(read, producer, _sequence_of(request), request.closes))
         return await self._appended(stream, outcome, producer, closes=request.closes)
 
-    async def _records(self, stream: Stream, request: Request, body: bytes) -> pa.Table | pa.RecordBatch | HttpAnswer:
-        """The records that a request appends, or why it does not."""
+    async def _reader(
+        self, stream: Stream, request: Request, body: bytes
+    ) -> Callable[[], pa.Table | pa.RecordBatch] | HttpAnswer:
+        """What reads the records that a request appends, or why it does not append."""
         given, headers = request.headers.get("content-type"), request.headers
         if not given and not is_event(headers):
             return problem(HTTPStatus.BAD_REQUEST, "The request has no Content-Type: give that of the stream.")
         if media_type(given or "") == media_type(stream.content_type) and not is_event(headers):
-            messages = await self._calls(self._messages, body, stream.content_type, _sequence_of(request))
-            empty = problem(HTTPStatus.BAD_REQUEST, "The array is empty: give at least one message.")
-            return empty if messages is None else messages
+            return partial(self._some_messages, body, stream.content_type, _sequence_of(request))
         if not is_whole(headers):
             return await self._refused(
                 stream,
@@ -169,7 +165,7 @@ class Methods:
             return await self._refused(
                 stream, HTTPStatus.BAD_REQUEST, "Stream-Seq goes with the stream's own content, not with whole records."
             )
-        return await self._calls(self._sent, request, body)
+        return partial(self._sent, request, body)
 
     def _sent(self, request: Request, body: bytes) -> pa.Table:
         """The whole records of a body; may take seconds, as well."""
@@ -177,6 +173,13 @@ class Methods:
         if media_type(kind) in (EVENT, BATCH) or not is_event(request.headers):  # otherwise the body is one value
             check_count(body, kind, self._limits.body_messages)
         return records_sent(request.headers, body, request.only("key"), now=self._env.clock.now())
+
+    def _some_messages(self, body: bytes, content_type: str, sequence: bytes | None) -> pa.RecordBatch:
+        """The records of a body that appends; ``InvalidInput`` if it holds no message."""
+        records = self._messages(body, content_type, sequence)
+        if records is None:
+            raise InvalidInput("The array is empty: give at least one message.")
+        return records
 
     def _messages(self, body: bytes, content_type: str, sequence: bytes | None = None) -> pa.RecordBatch | None:
         """The records of a body, None if it holds no message; may take seconds, and so never on the event loop."""
@@ -190,7 +193,7 @@ class Methods:
         return await self._closed(stream, bounds.next) if bounds.sealed else problem(status, detail)
 
     async def _closed(self, stream: Stream, end: int) -> HttpAnswer:
-        token = token_of(await self._calls(stream.cursor_at, end))
+        token = await stream.token_at(end)
         return problem(HTTPStatus.CONFLICT, _IS_CLOSED, self._headers(stream, token, closed=True))
 
     async def _appended(
@@ -202,7 +205,7 @@ class Methods:
                     end = (await self._calls(stream.log.bounds)).next
                 else:
                     end = receipt.first + receipt.count
-                headers = self._headers(stream, token_of(await self._calls(stream.cursor_at, end)), closed=closes)
+                headers = self._headers(stream, await stream.token_at(end), closed=closes)
                 if producer is None or producer.space == KEY:
                     return HttpAnswer(HTTPStatus.NO_CONTENT, headers)
                 headers |= _producer_headers(producer, producer.sequence)
@@ -215,7 +218,7 @@ class Methods:
                     f"Stream-Seq has to be above {shown(last.decode('latin-1'))}, the last one; nothing was appended.",
                 )
             case Judged(judged, verdict, bounds):
-                token = token_of(await self._calls(stream.cursor_at, bounds.next))
+                token = await stream.token_at(bounds.next)
                 return self._judged(stream, verdict, judged, token, closed=bounds.sealed)
 
     def _judged(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, Self, TypeAlias, final, runtime_checkable
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ from strandline.errors import (
     StrandlineError,
 )
 from strandline.formats.json.streams import StreamDescription
-from strandline.log.contract import Log
+from strandline.log.contract import Handle, Log
 from strandline.log.produce.producer import Producer
 from strandline.log.writers.numbered import InDoubt, NumberedWriter, Refused
 from strandline.model.cursor import Bounds, Cursor
@@ -33,6 +33,7 @@ from strandline.serve.http.calls import Calls
 from strandline.serve.http.limits import HttpLimits
 from strandline.serve.http.protocol.producers import HttpProducer, Next, Refusal, judge
 from strandline.serve.http.protocol.records import BadValue, check_values
+from strandline.serve.http.protocol.tokens import token_of
 from strandline.serve.http.tail import LiveTail
 from strandline.storage.env import Env
 from strandline.storage.retry import Backoff
@@ -96,11 +97,13 @@ Outcome: TypeAlias = Appended | Closed | BehindSequence | Judged
 class Append:
     """What a request wants to append."""
 
-    records: pa.Table | pa.RecordBatch | None
-    """None: it only closes the stream."""
+    read: Callable[[], pa.Table | pa.RecordBatch] | None
+    """Reads the records from the body; may take seconds. None: it only closes the stream."""
     producer: HttpProducer | None = None
     sequence: bytes | None = None
     closes: bool = False
+    records: pa.Table | pa.RecordBatch | None = None
+    """What ``read`` gave."""
 
 
 def batch_of(values: Sequence[bytes], now: int, sequence: bytes | None = None) -> pa.RecordBatch:
@@ -165,25 +168,30 @@ class Stream:
         """How long there was no request."""
         return 0.0 if self._users else self._env.clock.monotonic() - self._used
 
+    async def token_at(self, offset: int) -> str:
+        """The token of an offset, for an answer."""
+        return token_of(await self._calls(self.cursor_at, offset) if self._has_terms else self.cursor_at(offset))
+
     def cursor_at(self, offset: int) -> Cursor:
         """The cursor of an offset, with what tells its history from others; may block."""
         return self.log.cursor_at(offset) if self._has_terms else Cursor(self.log_id, offset)
 
-    @property
-    def is_typed(self) -> bool:
-        """Whether the log names a format of its values."""
-        return self._value is not None
+    def _read(self, wanted: Append) -> Append:
+        """Read the records to append; ``BadValue`` if one does not fit the format that the log names, if it names one.
 
-    def check_values(self, records: pa.Table | pa.RecordBatch) -> None:
-        """``BadValue`` for a value that does not fit the format that the log names, if it names one; may block."""
-        if self._value is None:
-            return
-        try:
-            check_values(records, self._value)
-        except BadValue:
-            self._value = getattr(self.log, "value", None)  # a version may have been added
-            if self._value is not None:
+        Blocks, maybe for seconds.
+        """
+        if wanted.read is None:
+            return wanted
+        records = wanted.read()
+        if self._value is not None:
+            try:
                 check_values(records, self._value)
+            except BadValue:
+                self._value = getattr(self.log, "value", None)  # a version may have been added
+                if self._value is not None:
+                    check_values(records, self._value)
+        return replace(wanted, records=records)
 
     async def append(self, wanted: Append) -> Outcome:
         """Append once; durable when it returns. Raises what the log raised."""
@@ -196,17 +204,24 @@ class Stream:
                 finally:
                     if not turn.locked():
                         self._turns.pop(wanted.producer.id, None)
-            if wanted.records is None:
+            if wanted.read is None:
                 return await self._calls(self._close_only)
             if wanted.closes or wanted.sequence is not None:
                 return await self._calls(self._append_in_order, wanted)
-            return Appended(await self._append_plain(wanted.records))
+            begun = await self._calls(self._begin, wanted)
+            return Appended(await (begun if isinstance(begun, Handle) else self._append_plain(begun)))
         except Sealed as error:
             return Closed(await self._calls(lambda: self.log.bounds().next) if error.end is None else error.end)
         finally:
             self.tail.wake()
 
-    # --- plain appends: many requests share a batch ---------------------------------------------------------------
+    # --- plain appends: many requests share a sync, or a batch ----------------------------------------------------
+
+    def _begin(self, wanted: Append) -> Handle | pa.Table | pa.RecordBatch:
+        """Append to a log that makes appends of many threads durable together; for any other, return the records."""
+        records = self._read(wanted).records
+        append_batch = getattr(self.log, "append_batch", None)
+        return records if append_batch is None else append_batch(records)
 
     async def _append_plain(self, records: pa.Table | pa.RecordBatch) -> Receipt:
         for _ in range(2):
@@ -250,6 +265,7 @@ class Stream:
 
     def _append_in_order(self, wanted: Append) -> Outcome:
         """Append behind a check of ``Stream-Seq``: at the end that was checked, or not at all."""
+        wanted = self._read(wanted)
         for _ in range(_ROUNDS):
             with self._order:
                 expect, refused = self._check_sequence(wanted.sequence)
@@ -276,6 +292,7 @@ class Stream:
 
     def _append_numbered(self, wanted: Append, producer: HttpProducer) -> Outcome:
         """Append as a producer: the log has its state, whichever server appended last."""
+        wanted = self._read(wanted)
         for _ in range(_ROUNDS):
             verdict = judge(producer, self.log.last_append(producer.writer))
             if not isinstance(verdict, Next):
@@ -287,7 +304,8 @@ class Stream:
                 if refused is not None:
                     return refused
                 try:
-                    receipt = self._append_once(producer.append_as(verdict.number), verdict.number, wanted, expect)
+                    writer, number = producer.append_as(verdict.number), verdict.number
+                    receipt = self._append_once(writer, number, wanted, expect)
                 except (OutOfOrder, ExpectationFailed):
                     continue  # another server appended meanwhile: judge by what the log has now
                 self._note(receipt, wanted.sequence)
