@@ -57,6 +57,15 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedEvents:
+    """A chunk, and its events as they are for most readers."""
+
+    chunk: Chunk
+    text: bytes | None
+    """For a reader that gave no cursor, and has whole characters only; None if the chunk ends within one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Form:
     """How a reader wants the records: the stream's own content, or a notation of whole records."""
 
@@ -161,12 +170,11 @@ class Reader:
     async def head(self, calls: Any) -> HttpAnswer:
         """The answer to HEAD: what the stream is, and where it ends."""
         bounds = await calls(self.stream.log.bounds)
-        end = await calls(self.stream.cursor_at, bounds.next)
         return HttpAnswer(
             200,
             {
                 "Content-Type": self.stream.content_type,
-                "Stream-Next-Offset": token_of(end),
+                "Stream-Next-Offset": await self.stream.token_at(bounds.next),
                 "Cache-Control": NO_STORE,
                 **({"Stream-Closed": "true"} if bounds.sealed else {}),
             },
@@ -189,8 +197,8 @@ class Reader:
             found["Stream-Closed"] = "true"
         return found
 
-    def _cursor(self, request: Request) -> str:
-        return live_cursor(request.only("cursor"), self.env.clock.now(), self.env.chance.jitter())
+    def _cursor(self, given: str | None) -> str:
+        return live_cursor(given, self.env.clock.now(), self.env.chance.jitter())
 
     async def _long_poll(self, request: Request, since: Cursor, form: Form, receive: Receive, calls: Any) -> HttpAnswer:
         deadline = self.env.clock.monotonic() + self.limits.long_poll_seconds
@@ -205,7 +213,10 @@ class Reader:
                 await self.stream.tail.wait(version, seconds, left)
         finally:
             left.cancel()
-        headers = self._headers(chunk) | {"Stream-Cursor": self._cursor(request), "Cache-Control": NO_STORE}
+        headers = self._headers(chunk) | {
+            "Stream-Cursor": self._cursor(request.only("cursor")),
+            "Cache-Control": NO_STORE,
+        }
         if chunk.is_empty:
             del headers["Content-Type"]
             return HttpAnswer(204, headers)
@@ -214,19 +225,22 @@ class Reader:
     async def _send_events(self, request: Request, since: Cursor, receive: Receive, send: Send, calls: Any) -> None:
         deadline = self.env.clock.monotonic() + self.limits.events_seconds
         version = self.stream.tail.version
-        chunk = await self._read_live(since, Form(), calls)
+        found = await self._read_events(since, calls)
         headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         if not is_text(self.stream.content_type):
             headers["Stream-SSE-Data-Encoding"] = "base64"
         await send_start(send, 200, headers)
         left = asyncio.ensure_future(_left(receive))
         is_first, events = True, DataEvents(self.stream.content_type)
+        cursor = request.only("cursor")
         try:
             while not left.done():
+                chunk = found.chunk
                 if is_first or not chunk.is_empty or chunk.closed:
                     is_first = False
-                    data = b"" if chunk.is_empty else events(chunk.body, last=chunk.closed)
-                    text = data + event("control", self._control(chunk, request))
+                    text = found.text if events.is_whole and cursor is None else None
+                    if text is None:
+                        text = self._events(chunk, events, cursor)
                     with self.bodies.sending(text):
                         await send_piece(send, text, self.limits.send_seconds, more=True)
                     if chunk.closed:
@@ -238,17 +252,34 @@ class Reader:
                 if chunk.up_to_date:
                     await self.stream.tail.wait(version, seconds, left)
                 version = self.stream.tail.version
-                chunk = await self._read_live(since, Form(), calls)
+                found = await self._read_events(since, calls)
         except StrandlineError as error:  # such as a stream that was deleted: the client comes back, and is told
             _LOGGER.debug("Events of stream %s end: %s", self.stream.name, error)
         finally:
             left.cancel()
         await send_piece(send, b"", self.limits.send_seconds, more=False)
 
-    def _control(self, chunk: Chunk, request: Request) -> str:
+    async def _read_events(self, since: Cursor, calls: Any) -> SharedEvents:
+        """Events after a cursor, read and encoded once for all live readers at this position."""
+
+        async def read() -> SharedEvents:
+            chunk = await self._read_live(since, Form(), calls)
+            events = DataEvents(self.stream.content_type)
+            text = self._events(chunk, events, None)
+            return SharedEvents(chunk, text if events.is_whole else None)
+
+        found: SharedEvents = await self.stream.tail.shared(("events", str(since)), read)
+        return found
+
+    def _events(self, chunk: Chunk, events: DataEvents, cursor: str | None) -> bytes:
+        """The events of a chunk for a reader that came with this cursor."""
+        data = b"" if chunk.is_empty else events(chunk.body, last=chunk.closed)
+        return data + event("control", self._control(chunk, cursor))
+
+    def _control(self, chunk: Chunk, cursor: str | None) -> str:
         fields: dict[str, Any] = {"streamNextOffset": token_of(chunk.next)}
         if not chunk.closed:
-            fields["streamCursor"] = self._cursor(request)
+            fields["streamCursor"] = self._cursor(cursor)
         if chunk.up_to_date:
             fields["upToDate"] = True
         if chunk.closed:

@@ -13,7 +13,7 @@ from strandline.errors import StrandlineError
 from strandline.model.cursor import Bounds
 
 _LOGGER: Final = logging.getLogger(__name__)
-_KEPT: Final = 4
+_KEPT: Final = 8
 """Number of recent reads at the end that readers share."""
 
 
@@ -75,7 +75,7 @@ class LiveTail:
                 del self._shared[old]
             task = self._shared[key] = asyncio.ensure_future(read())
             task.add_done_callback(lambda done: self._keep(key, done))
-        return await asyncio.shield(task)
+        return task.result() if task.done() else await asyncio.shield(task)
 
     def _keep(self, key: Any, done: asyncio.Task[Any]) -> None:
         if done.cancelled() or done.exception() is not None or (not self._waiting and self._watcher is None):

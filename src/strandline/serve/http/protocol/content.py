@@ -140,6 +140,11 @@ class DataEvents:
     def __init__(self, content_type: str) -> None:
         self._text = codecs.getincrementaldecoder("utf-8")("replace") if is_text(content_type) else None
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of a character waits for the rest of it."""
+        return self._text is None or not self._text.getstate()[0]
+
     def __call__(self, body: bytes, *, last: bool = False) -> bytes:
         """The event of a body; ``last`` if no other follows."""
         if self._text is None:
