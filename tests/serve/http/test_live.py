@@ -16,7 +16,9 @@ from strandline.serve.http.answers import PIECE, send_piece
 from strandline.serve.http.app import LogEntry, StreamRoot, create_app
 from strandline.serve.http.limits import HttpLimits
 from strandline.serve.http.server import Guarded
-from tests.serve.http.client import JSON, served
+from strandline.storage.env import SYSTEM, Env
+from strandline.testing.clock import ManualClock
+from tests.serve.http.client import JSON, TEXT, served
 
 LIVE = HttpLimits(long_poll_seconds=30, events_seconds=60, poll_seconds=0.05)
 
@@ -34,6 +36,13 @@ def events_of(port, name, offset, upto):
         while upto not in found and (part := raw.recv(65536)):
             found += part
         return found
+
+
+def comes_true(condition, pause=0.01):
+    deadline = SYSTEM.clock.monotonic() + 60
+    while not (found := condition()) and SYSTEM.clock.monotonic() < deadline:
+        SYSTEM.clock.sleep(pause)
+    return found
 
 
 def test_a_long_poll_is_woken_by_an_append_and_by_the_end(root):
@@ -100,6 +109,38 @@ def test_live_readers_of_a_stream_that_is_deleted_are_told(root):
         assert http("DELETE", "orders").status == 204
         reader.join()
         assert answers[0].status == 404
+
+
+def test_a_reader_that_waits_keeps_a_stream_alive_on_every_server_whatever_the_clock_does(tmp_path):
+    clock, root = ManualClock(), f"file://{tmp_path}/streams"
+    limits = HttpLimits(events_seconds=1e6, poll_seconds=0.05)
+    with (
+        served(root, limits=limits, env=Env(clock=clock)) as one,
+        served(root, limits=limits, env=Env(clock=clock)) as other,
+        socket.socket() as reader,
+    ):
+        one.put("session", b"a", headers={**TEXT, "Stream-TTL": "100"})
+        reader.settimeout(60)
+        reader.connect(("127.0.0.1", one.port))
+        reader.sendall(b"GET /v1/stream/session?offset=now&live=sse HTTP/1.1\r\nHost: x\r\n\r\n")
+        while b"upToDate" not in reader.recv(65536):
+            pass
+        looks = StreamRoot(root, env=Env(clock=clock))
+        for jump in (0, 10**12, -(10**12)):
+            clock.set_wall(clock.now() + jump)
+            for _ in range(4):
+                before = looks.find("session").used
+                clock.advance(60)
+                assert comes_true(lambda before=before: looks.find("session").used > before)
+        assert other.get("session").body == b"a"
+        reader.close()
+
+        def is_over():
+            clock.advance(150)
+            return one("HEAD", "session").status == 404  # a look keeps nothing alive
+
+        assert comes_true(is_over, pause=0.3)
+        assert [one.get("session").status, other.get("session").status] == [404, 404]
 
 
 def test_hundreds_of_readers_take_no_thread_and_all_hear_of_an_append(tmp_path):

@@ -128,7 +128,10 @@ class Hub:
         return stream
 
     def _opened(self, name: str, log: StreamLog, content_type: str, state: StreamDescription | None) -> Stream:
-        return Stream(name, log, content_type, calls=self._calls, limits=self._limits, env=self._env, state=state)
+        used = None if state is None or state.ttl is None else self.used
+        return Stream(
+            name, log, content_type, calls=self._calls, limits=self._limits, env=self._env, state=state, used=used
+        )
 
     def _kept(self, stream: Stream) -> Stream:
         self._open[stream.name] = stream

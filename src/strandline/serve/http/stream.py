@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, Self, TypeAlias, final, runtime_checkable
 
@@ -127,7 +127,9 @@ class Stream:
         limits: HttpLimits,
         env: Env,
         state: StreamDescription | None = None,
+        used: Callable[[Stream], Awaitable[None]] | None = None,
     ) -> None:
+        """``used`` is told again and again that live readers wait."""
         self.name = name
         self.log = log
         self.log_id = log.log_id
@@ -136,7 +138,8 @@ class Stream:
         """The description of a stream that a client created; None: configured."""
         self.looked_at = env.clock.monotonic()
         """When the description was read."""
-        self.tail = LiveTail(lambda: calls(self.log.bounds), limits.poll_seconds)
+        self.tail = LiveTail(self._look, limits.poll_seconds)
+        self._tell_used = used
         self._env = env
         self._calls = calls
         self._has_terms = log.end().term > 0
@@ -167,6 +170,12 @@ class Stream:
     def idle_seconds(self) -> float:
         """How long there was no request."""
         return 0.0 if self._users else self._env.clock.monotonic() - self._used
+
+    async def _look(self) -> Bounds:
+        """Where the log ends, for readers that wait."""
+        if self._tell_used is not None:
+            await self._tell_used(self)
+        return await self._calls(self.log.bounds)
 
     async def token_at(self, offset: int) -> str:
         """The token of an offset, for an answer."""
