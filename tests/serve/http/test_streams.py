@@ -231,6 +231,22 @@ def test_two_servers_over_one_bucket_serve_the_same_stream(tmp_path):
         assert one.get("orders").body == b"new"
 
 
+@pytest.mark.parametrize("live", [None, "long-poll", "sse"])
+def test_an_offset_of_a_stream_that_another_server_made_again_is_refused_by_every_server(tmp_path, live):
+    root, query = f"file://{tmp_path}/streams", {} if live is None else {"live": live}
+    with served(root) as one, served(root) as other:
+        one.put("orders", b"old")
+        old = one.post("orders", b"older").next
+        assert other.get("orders", offset=old).body == b""
+        assert other("DELETE", "orders").status == 204
+        assert other.put("orders", b"new and longer than it was before").status == 201
+        for http in (one, other):
+            for _ in range(3):
+                http.post("orders", b"more")
+            assert http.get("orders", offset=old, **query).status == 410
+            assert http.get("orders").body.startswith(b"new")
+
+
 # --- configured logs --------------------------------------------------------------------------------------------------
 
 
