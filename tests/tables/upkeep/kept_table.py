@@ -8,23 +8,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog.sql import SqlCatalog
 
 import strandline as sl
 from strandline.model.cursor import Cursor
 from strandline.storage.env import Env
+from strandline.tables.delta import commits
+from strandline.tables.files import upkeep, upkeep_rounds
 from strandline.tables.files.sink import FileTableSink
 from strandline.testing.clock import ManualClock
 from strandline.testing.sinks import LOG, Change, changes, folded
 
 KEPT = sl.tables.Layout(upkeep="auto")
+FEW, TRIM_EVERY, CHECKPOINT = 8, 16, 5
+"""A quarter of what tables have: files of a join, versions between two trims, and between two checkpoints."""
 YEAR = 365 * 86_400 * 1_000_000
 
 
 def row(offset: int) -> Change:
     """The change at an offset: 7 keys in turn."""
     return b"%d" % (offset % 7), b"value-%d" % offset
+
+
+def looked_after_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have joins, trims and checkpoints after a quarter of the commits: each kind of round without so many of them."""
+    for module in (upkeep, upkeep_rounds):
+        monkeypatch.setattr(module, "FEW", FEW)
+    monkeypatch.setattr(upkeep_rounds, "TRIM_EVERY", TRIM_EVERY)
+    monkeypatch.setattr(commits, "_CHECKPOINTS", {"delta.checkpointInterval": str(CHECKPOINT)})
 
 
 def later() -> Env:

@@ -19,17 +19,32 @@ from strandline.tables.delta import trimming
 from strandline.tables.delta.files import DeltaFiles
 from strandline.tables.files import sink as file_sink
 from strandline.tables.files.layout import HashRange, file_name, range_of
-from strandline.tables.files.upkeep import FEW, LARGE, TRIM_EVERY, TrimCounts, UpkeepDone, to_join
+from strandline.tables.files.upkeep import LARGE, TrimCounts, UpkeepDone, to_join
 from strandline.tables.iceberg.table import FollowedIceberg
 from strandline.testing.clock import ManualClock
 from strandline.testing.crashing import interrupted
 from strandline.testing.faulty import Crash
 from strandline.testing.sinks import LOG
-from tests.tables.upkeep.kept_table import KEPT, KeptDelta, KeptIceberg, KeptTable, later
+from tests.tables.upkeep.kept_table import (
+    CHECKPOINT,
+    FEW,
+    KEPT,
+    TRIM_EVERY,
+    KeptDelta,
+    KeptIceberg,
+    KeptTable,
+    later,
+    looked_after_often,
+)
 
 KINDS = {"delta": KeptDelta, "iceberg": KeptIceberg}
 UPTO = TRIM_EVERY + 3
 """Commits after which each kind of round has run."""
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_after_often(monkeypatch)
 
 
 @pytest.fixture(params=["append", "latest", "history"])
@@ -45,25 +60,6 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> KeptTable:
 @pytest.fixture
 def delta(tmp_path: Path) -> KeptDelta:
     return KeptDelta(tmp_path)
-
-
-@pytest.mark.matrix
-def test_a_thousand_commits_leave_few_files_and_few_entries(delta: KeptDelta) -> None:
-    sink = delta.sink(env=later())
-    sink.resume(LOG)
-    for upto in range(50, 1001, 50):
-        delta.apply(sink, upto)
-        # Of one class that has not 32 files yet, of the joins of its joins, and since the last look.
-        assert sink.size().files <= 2 * FEW
-        # Replaced since the last trim, and those of the versions behind the checkpoint that is kept.
-        assert len(delta.data_files()) <= 4 * TRIM_EVERY
-        assert len(delta.entries()) <= 2 * TRIM_EVERY
-    assert sink.upkeep.failures == 0
-    assert sink.upkeep.joined >= 900
-    assert sink.upkeep.files >= 800
-    assert sink.upkeep.entries >= 800
-    delta.check(1000)
-    delta.check_versions()
 
 
 def test_every_kind_of_table_stays_exact_and_small(kept: KeptTable, mode: str) -> None:
@@ -109,7 +105,7 @@ def test_within_the_retention_every_version_stays_readable(delta: KeptDelta) -> 
     assert sink.upkeep.joins
     assert delta.versions()[0] == 0
     delta.check_versions()
-    assert [delta.rows_at(version) for version in (0, 1, 20)] == [0, 1, 20]
+    assert [delta.rows_at(version) for version in (0, 1, CHECKPOINT)] == [0, 1, CHECKPOINT]
 
 
 def test_of_an_iceberg_table_nothing_goes_within_the_retention(tmp_path: Path) -> None:
@@ -123,14 +119,14 @@ def test_exactly_the_versions_that_were_current_within_the_retention_stay(delta:
     delta.followed(UPTO, layout=None)
     table = delta.sink(layout=None)._followed
     times = {at: trimming._time_of(table, at, 0) for at in range(UPTO)}
-    cut = times[50]
+    cut = times[TRIM_EVERY - 4]
     clock = ManualClock(now=(cut + 3_600_000) * 1000)
     sink = delta.followed(2 * TRIM_EVERY, env=Env(clock=clock))
     assert sink.upkeep.failures == 0
     newest = max(at for at, time in times.items() if time <= cut)
     oldest = delta.versions()[0]
     assert oldest <= newest, "it was current an hour ago"
-    assert newest - oldest < 20, "one checkpoint before it"
+    assert newest - oldest < CHECKPOINT, "one checkpoint before it"
     delta.check_versions()
 
 
@@ -174,7 +170,7 @@ def test_a_follower_that_is_killed_at_any_step_leaves_a_table_that_the_next_one_
     assert done.upkeep.failures == 0
     delta.check(3 * TRIM_EVERY)
     delta.check_versions()
-    assert len(delta.data_files()) <= 4 * TRIM_EVERY, "what the killed one left is gone, too"
+    assert len(delta.data_files()) <= 2 * TRIM_EVERY, "what the killed one left is gone, too"
     assert len(delta.entries()) <= 2 * TRIM_EVERY
 
 
@@ -184,7 +180,7 @@ def test_a_kill_between_two_removals_is_done_again(delta: KeptDelta, monkeypatch
     remove = files.remove
 
     def some(self: Any, path: str) -> None:
-        if len(removed) == 40:
+        if len(removed) == 10:
             raise Crash(path)
         removed.append(path)
         remove(self, path)
@@ -197,21 +193,21 @@ def test_a_kill_between_two_removals_is_done_again(delta: KeptDelta, monkeypatch
     delta.followed(3 * TRIM_EVERY, env=later())
     delta.check(3 * TRIM_EVERY)
     delta.check_versions()
-    assert len(delta.data_files()) <= 4 * TRIM_EVERY
+    assert len(delta.data_files()) <= 2 * TRIM_EVERY
 
 
 def test_a_clock_that_is_ahead_takes_nothing_of_a_job_that_is_about_to_commit(tmp_path: Path) -> None:
     """All files are old by that clock, also the manifests of a snapshot that is not committed yet."""
     kept = KeptIceberg(tmp_path)
-    follower, joining = kept.followed(10, env=later()), kept.sink(layout=None)
+    follower, joining = kept.followed(FEW - 2, env=later()), kept.sink(layout=None)
 
     def trims() -> None:
-        follower._trim(Cursor(LOG, 10), follower._claims[LOG], 3600)
+        follower._trim(Cursor(LOG, FEW - 2), follower._claims[LOG], 3600)
 
     with interrupted(FollowedIceberg, "_committed", trims) as reached:
-        assert sl.tables.optimize(joining) == 9
+        assert sl.tables.optimize(joining) == FEW - 3
     assert reached
-    kept.check(10)
+    kept.check(FEW - 2)
     kept.check_versions()
 
 
@@ -271,20 +267,20 @@ def test_a_fenced_follower_joins_and_removes_nothing(kept: KeptTable) -> None:
 
 def test_a_paused_follower_removes_nothing_of_what_its_successor_restored(delta: KeptDelta) -> None:
     """Between its decision and its removals: the floor that it commits first is refused by then."""
-    first = delta.followed(TRIM_EVERY - 8, env=later())
+    first = delta.followed(TRIM_EVERY - 4, env=later())
     second = delta.sink(layout=None)
 
     def repairs() -> None:
         newest = DeltaTable(str(delta.folder / "table"))
         newest.delete()
-        second.repair(LOG, lambda cursor: cursor.next <= 10)
+        second.repair(LOG, lambda cursor: cursor.next <= 3)
 
     with interrupted(delta_commits.DeltaCommits, "raise_floor", repairs) as reached, pytest.raises(Gap):
         delta.apply(first, TRIM_EVERY)
     assert reached
     assert first.upkeep.failures == 1
     assert first.upkeep.files == 0
-    delta.check(10)
+    delta.check(3)
 
 
 def test_a_repair_goes_back_to_no_version_whose_files_may_be_gone(delta: KeptDelta) -> None:
@@ -320,9 +316,9 @@ def test_a_repair_goes_below_no_floor_though_nothing_was_removed_yet(delta: Kept
 
 def test_after_a_repair_nothing_is_removed_until_it_is_older_than_the_retention(delta: KeptDelta) -> None:
     """A restored version names files again that later versions had removed."""
-    delta.followed(TRIM_EVERY - 10)
+    delta.followed(TRIM_EVERY - 4)
     DeltaTable(str(delta.folder / "table")).delete()
-    delta.sink().repair(LOG, lambda cursor: cursor.next <= 20)
+    delta.sink().repair(LOG, lambda cursor: cursor.next <= 4)
     reset = DeltaTable(str(delta.folder / "table")).version()
     kept = delta.data_files()
     table = delta.sink()._followed
