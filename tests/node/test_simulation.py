@@ -33,6 +33,7 @@ from strandline.node.replicate.watermark import ReplicaWatermark
 from strandline.testing.simdisk import CrashMode
 from strandline.tier.claim import ClaimCell
 from strandline.tier.copy.expiry import Expiry
+from strandline.tier.copy.segment_files import forget_tails
 from tests.cluster import Broken, Climate, World, check, play
 from tests.cluster.changing_members import of_changes, reshape
 from tests.cluster.clients import read
@@ -55,6 +56,7 @@ def play_many(seeds, steps=500, climate=None, *, tiered=False):
     """Play them all; what happened in total."""
     total = Counter()
     for seed in seeds:
+        forget_tails()  # of the worlds before
         told = play(seed, steps, climate, tiered=tiered)
         total += told.counts
         total["steps"] += told.steps
@@ -63,7 +65,11 @@ def play_many(seeds, steps=500, climate=None, *, tiered=False):
 
 def operate_many(seeds, retention=None):
     """Play histories of forced promotions; what happened in total."""
-    return sum((operate(seed, retention=retention).counts for seed in seeds), Counter())
+    total = Counter()
+    for seed in seeds:
+        forget_tails()  # of the worlds before
+        total += operate(seed, retention=retention).counts
+    return total
 
 
 class TestHistories:

@@ -369,9 +369,12 @@ def forget_tails() -> None:
 def _tail(store: ObjectStore, path: str, seal: Seal, offsets: tuple[int, int]) -> SegmentTail:
     key = (store.url, path, seal)
     tail = _TAILS.pop(key, None)
-    if tail is None:
-        tail = _read_tail(store, path, seal, offsets)
+    if tail is not None:
+        _TAILS[key] = tail
+        return tail
+    tail = _read_tail(store, path, seal, offsets)
     _TAILS[key] = tail
+    # Only behind a read: thousands of small ones may be kept, and to add them all up takes longer than to find one.
     while sum(seal.tail for _, _, seal in list(_TAILS)) > _KEPT_TAILS:
         oldest = next(iter(list(_TAILS)))
         if oldest == key:
