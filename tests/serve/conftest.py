@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.error
 import urllib.request
@@ -8,8 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn.server
 
 import strandline as sl
+from strandline.serve import server as serve_server
+from strandline.serve.api import app as serve_app
 from strandline.serve.api.app import served
 from strandline.serve.config.changes import PartName
 from strandline.serve.config.reading import parse_config
@@ -67,6 +71,24 @@ class Running:
 
 
 Serve = Callable[..., Running]
+
+
+class _Quick:
+    """``asyncio`` for the HTTP library, which looks ten times a second whether it should end."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.01))
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a server of this process measure lags, read certificates again and see that it should end, without a wait."""
+    monkeypatch.setattr(serve_server, "_LAG_EVERY", 0.2)
+    monkeypatch.setattr(serve_app, "REREAD_SECONDS", 0.2)
+    monkeypatch.setattr(uvicorn.server, "asyncio", _Quick())
 
 
 @pytest.fixture
