@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from contextlib import closing
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,13 @@ _SCANNED = re.compile(r"Total Files Read: (\d+)")
 
 
 def duck(*extensions: str) -> Any:
-    """DuckDB with its extensions, which it would download by itself."""
+    """A connection to DuckDB with its extensions; its settings and temporary tables are its own."""
+    return _extended(*extensions).cursor()
+
+
+@cache
+def _extended(*extensions: str) -> Any:
+    """DuckDB with its extensions, which it would download by itself. To load them takes longer than to use them."""
     connection = duckdb.connect()
     for name in extensions:
         folder = resources.files(f"duckdb_extension_{name}") / "extensions" / f"v{duckdb.__version__}"

@@ -135,7 +135,7 @@ def duckdb(place: Any) -> None:
     extensions = ("delta",) if place.name == "delta" else ("avro", "iceberg")
     with closing(duck(*extensions)) as connection:
         connection.execute("SET timezone = 'UTC'")
-        connection.execute(f"CREATE TABLE whole AS SELECT * FROM {place.scan()}")
+        connection.execute(f"CREATE TEMP TABLE whole AS SELECT * FROM {place.scan()}")
         for name, value, sign in asked():
             if place.name == "delta" and name == DOTTED:
                 continue  # its extension has no condition on such a column: it says so
