@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import strandline as sl
@@ -201,7 +201,6 @@ VALUES = st.dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(VALUES, min_size=1, max_size=8))
 def test_every_value_of_the_sample_decodes_with_the_saved_proposal(values: list[dict[str, Any]]) -> None:
     sample = [json.dumps(value).encode() for value in values]
