@@ -1,7 +1,8 @@
 """How tests are shared among processes: by file, the longest first; what needs one large server stays together.
 
 The suite ends with its last process, so what takes long must not come late. A session of Spark or a
-Kafka broker takes longer to start than most tests that need it, so one process has all of them.
+Kafka broker takes longer to start than most tests that need it, so one process has all of them. The examples start
+sessions of their own, and are a piece of their own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 TOGETHER = {
+    "tests/spark/test_examples.py": "examples on spark",
     "tests/spark/": "spark",
     "tests/log/topic/test_kafka.py": "kafka",
     "tests/tier/test_event_topics.py": "kafka",
@@ -19,28 +21,41 @@ TOGETHER = {
 
 LONGEST = (
     "spark",
-    "kafka",
     "tests/docs/test_pages.py",
-    "tests/node/test_cold_tier.py",
-    "tests/node/flight/test_hostile_load.py",
+    "examples on spark",
+    "kafka",
+    "tests/node/test_simulation.py",
     "tests/node/test_processes.py",
+    "tests/kv/test_log_key_value.py",
+    "tests/kv/test_key_values.py",
     "tests/fuzz/test_fuzz.py",
+    "tests/tables/layouts/test_partitions.py",
     "tests/tables/sql/test_sql.py",
+    "tests/followers/watch/test_kill_watchers.py",
+    "tests/node/test_cold_tier.py",
+    "tests/serve/test_processes.py",
+    "tests/followers/routes/test_route_follower.py",
+    "tests/tables/layouts/test_joining.py",
+    "tests/tables/layouts/test_layout_contract.py",
+    "tests/node/flight/test_hostile_load.py",
+    "tests/serve/test_parts.py",
+    "tests/tables/upkeep/test_upkeep.py",
+    "tests/serve/http/test_streams.py",
+    "tests/tier/read/test_tiered.py",
+    "tests/node/test_log_contract.py",
+    "tests/tables/maintain/test_table_recovery.py",
+    "tests/tables/maintain/test_replay.py",
+    "tests/bulk/test_snapshot.py",
+    "tests/tables/iceberg/test_catalogs.py",
+    "tests/values/test_proposal.py",
     "tests/kv/test_nats.py",
     "tests/values/test_misfits.py",
     "tests/house/test_arguments_at_the_door.py",
     "tests/values/test_codecs.py",
     "tests/tables/iceberg/test_iceberg.py",
-    "tests/tables/maintain/test_replay.py",
-    "tests/followers/watch/test_kill_watchers.py",
     "tests/tables/maintain/test_maintenance_formats.py",
-    "tests/node/test_simulation.py",
-    "tests/kv/test_key_values.py",
-    "tests/node/test_log_contract.py",
-    "tests/kv/test_log_key_value.py",
     "tests/storage/test_processes.py",
     "tests/log/wal/test_property.py",
-    "tests/tables/maintain/test_table_recovery.py",
     "docs/cold-tier.md",
 )
 """The pieces that take longest, as measured. An order that is out of date costs some time, and nothing else."""
