@@ -18,6 +18,7 @@ from strandline.log.wal.snapshot import fill, verify
 from strandline.model.cursor import Bounds
 from strandline.model.head import WriterId
 from strandline.model.node import NO_HEARTBEAT
+from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
 from strandline.node.messages import Caller, Reached, TimedOut
 from strandline.node.replicate.divergence import take_back_seal
 from tests.node.nodes_by_hand import TERM, Cluster, records
@@ -347,3 +348,37 @@ def test_a_copy_of_a_log_that_is_being_sealed_is_whole(tmp_path):
     assert verify(str(tmp_path / "copy")).next == 1
     with WalLog.open(str(tmp_path / "copy")) as copy:
         assert copy.bounds() == Bounds(0, 1, sealed=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"seconds": 601.0}, "waits for 601 s, and 600 are the most"),
+        ({"seconds": 1e18}, "600 are the most"),
+        ({"seconds": -1.0}, "seconds"),
+        ({}, "seconds"),
+        ({"seconds": 1.0, "at": 0}, "only .* are known"),
+    ],
+)
+def test_a_seal_that_asks_for_what_no_append_may_changes_nothing(nodes, fields, why):
+    """A caller must not hold a call of the node for years, and fields that it does not know may mean another seal."""
+    primary, _ = nodes
+    with sl.open(primary.url) as log:
+        with pytest.raises(sl.errors.InvalidInput, match=why):
+            log._nodes.all[0].ask("seal", **fields)
+        assert log.bounds() == Bounds(0, 0)
+        primary.append_values([b"1"]).ensure()
+
+
+def test_only_callers_that_may_append_seal(tmp_path):
+    tokens = Tokens.parse("eyes read token-of-the-reader\napp client token-of-the-app-1", "tokens")
+    with (
+        sl.node.Primary.open(tmp_path / "a", name="a", policy="local", server=ServerSecurity(tokens=tokens)) as primary,
+        sl.open(primary.url, security=ClientSecurity(token="token-of-the-reader")) as eyes,
+        sl.open(primary.url, security=ClientSecurity(token="token-of-the-app-1")) as app,
+    ):
+        for seconds in (1.0, 1e18):
+            with pytest.raises(Fenced, match="may"):
+                eyes._nodes.all[0].ask("seal", seconds=seconds)
+        assert not primary.bounds().sealed
+        assert app.seal() == app.seal()

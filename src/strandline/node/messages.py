@@ -26,6 +26,8 @@ from strandline.model.retention import Retention, SlotLimits, SlotState
 
 WAIT: Final = "wait"
 """The action that blocks until there is a record past a cursor."""
+SEAL: Final = "seal"
+"""The action that seals the log, and blocks until the seal satisfies the commit policy."""
 
 
 class Caller(NamedTuple):

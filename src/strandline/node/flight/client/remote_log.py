@@ -37,7 +37,7 @@ from strandline.node.lead.policies import CommitPolicy, as_policy
 from strandline.node.members.rules import Change
 from strandline.node.members.steps import MembersApi
 from strandline.node.message_json import read_commit, read_node_slots, read_status
-from strandline.node.messages import WAIT, Commit, NodeSlots, NodeStatus, Plan, TimedOut, Topology
+from strandline.node.messages import SEAL, WAIT, Commit, NodeSlots, NodeStatus, Plan, TimedOut, Topology
 from strandline.storage.closing import Closing
 from strandline.storage.env import SYSTEM, Env
 from strandline.storage.fork_check import Origin, bound_to_process
@@ -151,7 +151,7 @@ class RemoteLog(WithoutFormat, Produces, LogReading, MembersApi, Closing):
         """
 
         def ask(channel: Channel) -> Cursor:
-            return channel.ask("seal", timeout=timeout + channel.timeout, seconds=timeout).cursor("cursor")
+            return channel.ask(SEAL, timeout=timeout + channel.timeout, seconds=timeout).cursor("cursor")
 
         end = self._nodes.on_primary(ask, may_repeat=True)
         self._nodes.show_seal(end.next)

@@ -22,7 +22,7 @@ from strandline.node.flight.security import APPENDERS, CONSUMERS, EVERYBODY, REA
 from strandline.node.flight.server.caller_rights import CallerRights
 from strandline.node.members.rules import AddNode, Change
 from strandline.node.message_json import write_handover, write_node_slots, write_resume
-from strandline.node.messages import WAIT, Caller, Plan, PlannedSpan
+from strandline.node.messages import SEAL, WAIT, Caller, Plan, PlannedSpan
 from strandline.node.node import Node
 
 _MOST_SPANS: Final = 4096
@@ -126,6 +126,12 @@ def wait_of(body: bytes) -> tuple[Cursor, float]:
     """The cursor and the seconds of a wait."""
     fields = Fields.parse(body or b"{}", f"The action {WAIT!r}").only("past", "seconds")
     return fields.cursor("past"), fields.seconds("seconds")
+
+
+def seal_of(body: bytes) -> tuple[Fields, float]:
+    """The fields of the action that seals the log, and how many seconds it waits for its policy."""
+    fields = Fields.parse(body or b"{}", f"The action {SEAL!r}").only("seconds")
+    return fields, fields.seconds("seconds")
 
 
 def _wait(served: NodeService, rights: CallerRights, fields: Fields) -> list[bytes]:
@@ -329,7 +335,7 @@ ACTIONS: Final[Mapping[str, Action]] = MappingProxyType(
         "report": Action("The state of this node's copy; from then on it refuses terms below the caller's.", _report),
         "bounds": Action("The first and the next offset that readers see.", _bounds),
         WAIT: Action("Block until there is a record past a cursor; answers with the next offset.", _wait),
-        "seal": Action("End the log for good; answers with the cursor of its end.", _seal),
+        SEAL: Action("End the log for good; answers with the cursor of its end.", _seal),
         "plan": Action("The spans after a cursor, within a limit.", _plan),
         "cursor-at": Action("The cursor at an offset.", _cursor_at),
         "offset-at": Action("The offset of the first batch at a time or later.", _offset_at),

@@ -47,7 +47,7 @@ class ServerLimits:
     append_batches: int = 4096
     """Number of batches, and of messages, of one append."""
     append_seconds: float = 600.0
-    """Longest time for an append to arrive, and longest wait for its policy."""
+    """Longest time for an append to arrive, and longest wait of an append or a seal for its policy."""
     memory_bytes: int = 384 << 20
     """Memory of all running appends."""
     memory_bytes_each: int = 256 << 20

@@ -24,7 +24,7 @@ from strandline.formats.node.wire import decode_advance, encode_answer
 from strandline.model.node import NO_HEARTBEAT
 from strandline.model.records import RECORD_SCHEMA
 from strandline.node.flight.security import APPENDERS, EVERYBODY
-from strandline.node.flight.server.actions import ACTIONS, NodeService, act, wait_of
+from strandline.node.flight.server.actions import ACTIONS, NodeService, act, seal_of, wait_of
 from strandline.node.flight.server.admission import Admission, AdmittedCall
 from strandline.node.flight.server.limits import MemoryBudget
 from strandline.node.flight.server.transport import CallCancelled, GrpcCall
@@ -47,7 +47,7 @@ from strandline.node.flight.wire.streams import (
     schema_of_columns,
 )
 from strandline.node.message_json import write_commit
-from strandline.node.messages import WAIT, Caller, ReplicaProgress
+from strandline.node.messages import SEAL, WAIT, Caller, ReplicaProgress
 from strandline.storage.env import Env
 from strandline.storage.metrics import CALLS
 
@@ -142,6 +142,8 @@ class FlightMethods:
         body = action.body.to_pybytes()
         if action.type == WAIT:
             self._wait(admitted, body)
+        elif action.type == SEAL:
+            self._check_seal(admitted, body)
         for answer in act(self._served, admitted.rights, action.type, body):
             yield fl.Result(pa.py_buffer(answer)).serialize()
 
@@ -156,6 +158,13 @@ class FlightMethods:
             if log.wait(past, min(left, TURN)) or log.ended(past.next):
                 break
         admitted.place.waits = None
+
+    def _check_seal(self, admitted: AdmittedCall, body: bytes) -> None:
+        """Refuse a seal that waits for its policy for longer than an append may, before anything is sealed."""
+        admitted.rights.need(*APPENDERS)
+        fields, seconds = seal_of(body)
+        if seconds > (most := self._limits.append_seconds):
+            raise fields.refused(f"it waits for {seconds:g} s, and {most:g} are the most")
 
     def _list_flights(self, admitted: AdmittedCall) -> Iterator[bytes]:
         admitted.first()
