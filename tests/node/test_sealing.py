@@ -188,6 +188,25 @@ def test_a_committed_seal_is_not_taken_back_for_a_primary_that_lost_it(trio):
         trio.nodes["b"].promote(force=True)
 
 
+def test_a_bootstrap_does_not_replace_a_copy_with_a_committed_seal_for_a_primary_that_lost_it(trio):
+    trio.until(trio.append(b"1").done)
+    trio.step(10)
+    trio.kill("b")
+    sealed_and_committed(trio)
+    trio.until(lambda: shown(trio, "c") == Bounds(0, 1, sealed=True))
+    trio.kill("a")
+    trio.stop("c")
+    trio.start("b")
+    promoted(trio, "b", force=True)
+    trio.append(b"2", b"3", on="b")
+    trio.nodes["b"].primary.log.trim(3, beyond_slots=True)
+    trio.start("c")
+    trio.until(lambda: trio.nodes["c"].condition in ("diverged", "following"))
+    assert trio.nodes["c"].condition == "diverged"
+    assert "everything below 2 was committed" in trio.nodes["c"].trouble
+    assert shown(trio, "c") == Bounds(0, 1, sealed=True)
+
+
 def test_a_batch_and_the_seal_behind_it_are_committed_together(trio):
     trio.cut |= {"a"}
     handle = trio.append(b"1", b"2", append=(WRITER, 0), seal=True)
