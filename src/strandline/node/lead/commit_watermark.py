@@ -265,6 +265,15 @@ class CommitWatermark:
         """Block until the log's seal is committed (True), or until the timeout or the end of the leadership (False)."""
         return self.commits.wait(None, self.durable(), timeout).done
 
+    def check_seal(self) -> None:
+        """``NotReady`` if the log was sealed here, and the seal may yet get lost in a failover."""
+        bounds = self._log.bounds()
+        if bounds.sealed and self.now < bounds.extent:
+            raise NotReady(
+                f"The log is being sealed at offset {bounds.next}, and the seal does not satisfy "
+                f"{self._membership.policy} yet: nothing was written. Ask again: the log is sealed then, or goes on."
+            )
+
     def _wait_durable(self, past: int, timeout: float) -> bool:
         return self._log.wait(Cursor(self._log.log_id, past), timeout)
 

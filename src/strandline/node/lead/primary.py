@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Generator, Iterator
 from typing import Final, final
 
-from strandline.errors import CommitTimedOut, ExpectationFailed, Fenced, LogClosed, Overloaded
+from strandline.errors import CommitTimedOut, ExpectationFailed, Fenced, LogClosed, Overloaded, Sealed
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync, plan_resume
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId, WriterState
@@ -177,7 +177,7 @@ class PrimaryRole:
 
         A ``policy`` may only ask for more than the node's own; one that the registered replicas can never satisfy is
         ``InvalidInput``, and nothing is written. ``append`` is a writer and its number: repeating it is a no-op.
-        ``Fenced`` if this node does not lead. ``Overloaded`` while replicas lag too far.
+        ``Fenced`` if this node does not lead, ``Overloaded`` while replicas lag, ``NotReady`` until a seal is committed.
         """
         self.leadership.check("nothing was written")
         if expect and not self.log.bounds().next:  # the log itself would begin there
@@ -211,12 +211,13 @@ class PrimaryRole:
 
     @contextlib.contextmanager
     def _leading(self, undone: str) -> Iterator[None]:
-        """Change the log within the block; ``Fenced`` if this node does not lead, or stepped down in between."""
+        """Change the log within; ``Fenced`` if this node does not lead any more, ``Sealed`` only by a committed seal."""
         self.leadership.check(undone)
         try:
             yield
-        except LogClosed:
+        except (LogClosed, Sealed):
             self.leadership.check(undone)
+            self.watermark.check_seal()
             raise
 
     def last_number(self, writer: WriterId) -> int | None:
@@ -379,8 +380,7 @@ class PrimaryRole:
         """Term, durable extent and watermark of this primary. ``Fenced`` when it no longer leads."""
         self.leadership.check("no heartbeat was sent")
         bounds, committed, epoch = self.log.bounds(), self.watermark.now, self.replicas.now.epoch
-        committed = min(committed, bounds.extent)
-        return Heartbeat(self.term, self.term_start, bounds.extent, committed, epoch, bounds.sealed)
+        return Heartbeat(self.term, self.term_start, bounds.extent, min(committed, bounds.extent), epoch, bounds.sealed)
 
     def topology(self, caller: Caller) -> Topology:
         """The replicas of the log with their offsets."""
