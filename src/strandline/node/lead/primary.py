@@ -177,7 +177,7 @@ class PrimaryRole:
 
         A ``policy`` may only ask for more than the node's own; one that the registered replicas can never satisfy is
         ``InvalidInput``, and nothing is written. ``append`` is a writer and its number: repeating it is a no-op.
-        ``Fenced`` if this node does not lead, ``Overloaded`` while replicas lag, ``NotReady`` until a seal is committed.
+        ``Fenced`` if this node does not lead, ``Overloaded`` while replicas lag, ``NotReady`` while a seal is pending.
         """
         self.leadership.check("nothing was written")
         if expect and not self.log.bounds().next:  # the log itself would begin there
@@ -211,7 +211,7 @@ class PrimaryRole:
 
     @contextlib.contextmanager
     def _leading(self, undone: str) -> Iterator[None]:
-        """Change the log within; ``Fenced`` if this node does not lead any more, ``Sealed`` only by a committed seal."""
+        """Change the log within; ``Fenced`` if this node does not lead any more, ``Sealed`` by a committed seal."""
         self.leadership.check(undone)
         try:
             yield

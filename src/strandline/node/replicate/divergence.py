@@ -67,7 +67,7 @@ def check_uncommitted(first: int, committed: int) -> None:
 
 
 def check_replaceable(copy: LogCopy, topology: Topology, committed: int) -> None:
-    """``Diverged`` if the copy, which a bootstrap is to replace, has a committed record or seal that the primary has not."""
+    """``Diverged`` if the copy, which a bootstrap is to replace, has committed what the primary has not."""
     # From the start of its term on, the primary has only records of that term.
     if copy.end().term < topology.term and topology.term_start < copy.log.bounds().extent:
         check_uncommitted(topology.term_start, committed)
