@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
-from strandline.errors import CursorExpired, InvalidInput, NotReady, StrandlineError, TransientStorageError
+from strandline.errors import CursorExpired, InvalidInput, NotReady, Sealed, StrandlineError, TransientStorageError
 from strandline.log.contract import Log
 from strandline.model.cursor import Cursor, Limit
 from strandline.model.head import WriterId
@@ -14,7 +14,7 @@ from strandline.model.records import record_batch
 from strandline.node.lead.commit_watermark import CommitHandle
 from strandline.node.messages import Reached
 from strandline.node.node import Node
-from tests.cluster.history import Acknowledged, HistoryEntry, Read, Shown
+from tests.cluster.history import Acknowledged, HistoryEntry, Read, Refused, Shown
 
 _PATIENCE: Final = 2.0
 """Seconds after which a writer gives up on a primary, and tries the other nodes."""
@@ -42,6 +42,12 @@ class ClientWriter:
     """What was not acknowledged yet; None if its outcome is unknown."""
     is_last: bool = False
     """Whether it begins nothing new."""
+    seals: int | None = None
+    """The number of the append with which it seals the log, if it does; it begins nothing behind that."""
+    refused: Refused | None = None
+    """What it was told when it heard that the log was sealed, which it takes for final."""
+    withdrawn: set[int] = field(default_factory=set)
+    """The numbers that it gave up for that."""
 
     @property
     def writer(self) -> WriterId:
@@ -57,7 +63,7 @@ class ClientWriter:
         for number, asked in self.open.items():
             if asked is None:
                 return number
-        if self.is_last or len(self.open) > 2:
+        if self.is_last or len(self.open) > 2 or (self.seals is not None and self.number > self.seals):
             return None
         self.open[self.number] = None
         self.number += 1
@@ -76,7 +82,12 @@ class ClientWriter:
         batch = record_batch(timestamps=[0] * count, ops=[0] * count, keys=[None] * count, values=values)
         try:
             primary = node.primary
-            handle = primary.submit(batch, append=(self.writer, number))
+            handle = primary.submit(batch, append=(self.writer, number), seal=number == self.seals)
+        except Sealed as error:
+            self.refused, self.is_last = Refused(name, -1 if error.end is None else error.end), True
+            self.withdrawn |= {each for each in self.open if each >= number}
+            self.open = {each: found for each, found in self.open.items() if each < number}
+            return f"{self.name}:{number} at {name}: {error}"
         except (StrandlineError, InvalidInput) as error:
             self.give_up(number)
             return f"{self.name}:{number} at {name}: {type(error).__name__} {error}"
@@ -100,7 +111,8 @@ class ClientWriter:
         if isinstance(commit.outcome, Reached):
             del self.open[number]
             receipt = commit.receipt
-            return Acknowledged(asked.node, asked.term, self.name, number, receipt.first, self.parts(number))
+            is_last = number == self.seals
+            return Acknowledged(asked.node, asked.term, self.name, number, receipt.first, self.parts(number), is_last)
         if now - asked.since > _PATIENCE:
             self.give_up(number)
             return f"{self.name}:{number} at {asked.node} timed out"
@@ -123,7 +135,8 @@ def shown(name: str, node: Node) -> Shown | None:
     """Where the log ends for readers of a node; None if it says that it cannot tell now."""
     leads = node.is_primary
     try:
-        return Shown(name, node.reading().end().next, leads)
+        bounds = node.reading().bounds()
+        return Shown(name, bounds.next, leads, bounds.sealed)
     except NotReady:
         return None
 

@@ -40,6 +40,23 @@ class Acknowledged(NamedTuple):
     first: int | None
     """Where; None if the node does not know any more."""
     records: int
+    sealed: bool = False
+    """Whether the log was to be sealed with it."""
+
+
+class SealAcknowledged(NamedTuple):
+    """A client was told that the log is sealed, and that this is committed."""
+
+    node: str
+    term: int
+    at: int
+
+
+class Refused(NamedTuple):
+    """A client was told that nothing was appended, since the log was sealed."""
+
+    node: str
+    at: int
 
 
 class Read(NamedTuple):
@@ -57,6 +74,8 @@ class Shown(NamedTuple):
     end: int
     leads: bool
     """Whether it is the primary at that moment."""
+    sealed: bool = False
+    """Whether it shows that the log was sealed there."""
 
 
 class TermsSeen(NamedTuple):
@@ -91,9 +110,12 @@ class Final:
     troubles: Mapping[str, str]
     """What nodes do that neither lead nor follow."""
     committed: int
+    """The extent of the primary's log, if all of it is committed."""
+    sealed: tuple[str, ...] = ()
+    """The nodes that show that the log was sealed."""
 
 
-Event: TypeAlias = Acknowledged | Read | Shown | TermsSeen | Promised | Wiped | Final
+Event: TypeAlias = Acknowledged | SealAcknowledged | Refused | Read | Shown | TermsSeen | Promised | Wiped | Final
 
 
 @dataclass(slots=True)
@@ -104,18 +126,28 @@ class Checker:
     append is there twice or in part, and a writer's appends are in order. Acknowledgements never go back to a lower
     term. No node shows less than it has shown before, over restarts too, and no primary less than was acknowledged. No
     node forgets a term. In the end all hold the same, one leads, and the others follow.
+
+    Once a seal was acknowledged or shown, or an append refused for it, it has one offset for good: nothing is
+    acknowledged or read from there on, a node that has shown it does so from then on, and in the end all do.
     """
 
     known: dict[int, HistoryEntry] = field(default_factory=dict)
     """What is at an offset, by whoever has read it."""
     acknowledged: dict[tuple[str, int], Acknowledged] = field(default_factory=dict)
-    last: Acknowledged | None = None
+    last: tuple[str, int] | None = None
+    """Who has acknowledged last, and in which term."""
     terms: dict[str, TermsSeen] = field(default_factory=dict)
     promised: dict[str, int] = field(default_factory=dict)
     shown: dict[str, int] = field(default_factory=dict)
     """Where the log ended for the readers of each node."""
     told: int = 0
     """Where what was acknowledged ends."""
+    seal: int | None = None
+    """Where the log was sealed, once anybody was told."""
+    seal_told: bool = False
+    """Whether a client was told."""
+    show_seal: set[str] = field(default_factory=set)
+    """The nodes that have shown the seal."""
 
     def take(self, event: Event) -> None:
         """Go on with this event."""
@@ -124,8 +156,16 @@ class Checker:
                 self._take_acknowledged(event)
             case Read(node, first, entries):
                 self._take_read(node, first, entries)
-            case Shown(node, end, leads):
+            case SealAcknowledged(node, term, at):
+                self._check_term_of(node, term, event)
+                self._take_seal(node, at)
+                self.seal_told = True
+            case Refused(node, at):
+                self._take_seal(node, at)
+                self.seal_told = True
+            case Shown(node, end, leads, _):
                 self._take_shown(node, end, leads=leads)
+                self._take_shown_seal(event)
             case TermsSeen(node):
                 before = self.terms.get(node, event)
                 if any(now < then for now, then in zip(event[1:], before[1:], strict=True)):
@@ -139,23 +179,46 @@ class Checker:
                 self.terms.pop(node, None)
                 self.promised.pop(node, None)
                 self.shown.pop(node, None)
+                self.show_seal.discard(node)
             case Final():
                 self._take_final(event)
 
     def _take_acknowledged(self, event: Acknowledged) -> None:
-        last = self.last
-        if last is not None and event.term < last.term:
-            raise Broken(
-                f"{event.node} acknowledged in term {event.term} after {last.node} had in term {last.term}: {event}"
-            )
-        self.last = event
+        self._check_term_of(event.node, event.term, event)
         if event.first is not None:
             self.told = max(self.told, event.first + event.records)
             for part in range(event.records):
                 self._place(
                     event.node, event.first + part, HistoryEntry(event.writer, event.number, part, event.records)
                 )
+            if event.sealed:
+                self._take_seal(event.node, event.first + event.records)
+        self.seal_told = self.seal_told or event.sealed
         self.acknowledged.setdefault((event.writer, event.number), event)
+
+    def _check_term_of(self, node: str, term: int, event: Acknowledged | SealAcknowledged) -> None:
+        last = self.last
+        if last is not None and term < last[1]:
+            raise Broken(f"{node} acknowledged in term {term} after {last[0]} had in term {last[1]}: {event}")
+        self.last = node, term
+
+    def _take_seal(self, node: str, at: int) -> None:
+        if self.seal not in (None, at):
+            raise Broken(f"{node} has the log sealed at {at}, and it was sealed at {self.seal} before")
+        self.seal = at
+        above = max([self.told - 1, *self.known])
+        if above >= at:
+            raise Broken(f"{node} has the log sealed at {at}, and there is a record at {above}")
+
+    def _take_shown_seal(self, event: Shown) -> None:
+        node, end, leads, sealed = event
+        if sealed:
+            self._take_seal(node, end)
+            self.show_seal.add(node)
+        elif node in self.show_seal:
+            raise Broken(f"{node} has shown the seal at {self.seal}, and shows none at {end} now")
+        elif leads and self.seal_told:
+            raise Broken(f"{node} leads and shows no seal at {end}, and one was acknowledged")
 
     def _take_read(self, node: str, first: int, entries: Iterable[HistoryEntry]) -> None:
         for offset, entry in enumerate(entries, first):
@@ -170,6 +233,8 @@ class Checker:
         self.shown[node] = end
 
     def _place(self, node: str, offset: int, entry: HistoryEntry) -> None:
+        if self.seal is not None and offset >= self.seal:
+            raise Broken(f"offset {offset} is {entry} on {node}, and the log was sealed at {self.seal}")
         found = self.known.setdefault(offset, entry)
         if found != entry:
             raise Broken(f"offset {offset} is {entry} on {node}, and was {found} before; both were committed")
@@ -184,8 +249,14 @@ class Checker:
             common = max(begin, first)
             if begin + len(held) != end or held[common - begin :] != entries[common - first :]:
                 raise Broken(f"in the end {node} holds something else than {primary}: {_parting(event, node, primary)}")
-        if event.committed != end:
-            raise Broken(f"in the end only {event.committed} of {end} records were committed")
+        if event.committed != end + bool(event.sealed):
+            raise Broken(f"in the end only {event.committed} of {end} records were committed, with the seal as one")
+        if event.sealed and set(event.sealed) != set(event.logs):
+            raise Broken(f"in the end only {event.sealed} of {sorted(event.logs)} show that the log was sealed")
+        if event.sealed:
+            self._take_seal(primary, end)
+        elif self.seal is not None or self.seal_told:
+            raise Broken(f"in the end nobody shows the seal at {self.seal}, and one was acknowledged or shown")
         self._take_read(primary, first, entries)
         if sorted(self.known) != list(range(end)):
             strange = sorted(set(self.known) ^ set(range(end)))[:9]
@@ -242,6 +313,8 @@ __all__ = [
     "HistoryEntry",
     "Promised",
     "Read",
+    "Refused",
+    "SealAcknowledged",
     "Shown",
     "TermsSeen",
     "Wiped",

@@ -427,13 +427,13 @@ class World:
         if any(writer.open for writer in self.writers) or self._roles() != roles:
             return False
         seen = [shown(name, machine.running) for name, machine in self.machines.items()]
-        return None not in seen and len({each.end for each in seen if each is not None}) == 1
+        return None not in seen and len({(each.end, each.sealed) for each in seen if each is not None}) == 1
 
     def _roles(self) -> list[str]:
         return sorted(machine.condition for machine in self.machines.values())
 
     def _final(self) -> history.Final:
-        logs, primaries, troubles, committed = {}, [], {}, -1
+        logs, primaries, troubles, sealed, committed = {}, [], {}, [], -1
         for name, machine in self.machines.items():
             node = machine.node
             if node is None or not node.node_folder.state.generation:
@@ -441,13 +441,15 @@ class World:
                 continue
             bounds = node.reading().bounds()
             logs[name] = bounds.first, entries(node.reading(), bounds.first, bounds.next)
+            if bounds.sealed:
+                sealed.append(name)
             if node.is_primary:
                 primaries.append(name)
                 committed = node.report(Caller("", 0)).durable
             elif node.condition != "following":
                 trouble = node.node_folder.state.trouble
                 troubles[name] = node.condition if trouble is None else f"{node.condition}: {trouble.reason}"
-        return history.Final(logs, tuple(primaries), troubles, committed)
+        return history.Final(logs, tuple(primaries), troubles, committed, tuple(sealed))
 
 
 def play(seed: int, steps: int = 500, climate: Climate | None = None, *, tiered: bool = False) -> RunSummary:

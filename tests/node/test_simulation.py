@@ -44,11 +44,14 @@ from tests.cluster.history import (
     HistoryEntry,
     Promised,
     Read,
+    Refused,
+    SealAcknowledged,
     Shown,
     TermsSeen,
     Wiped,
 )
 from tests.cluster.network import Weather
+from tests.cluster.sealing import seal
 from tests.matrix_cases import sampled
 
 
@@ -70,6 +73,11 @@ def operate_many(seeds, retention=None):
         forget_tails()  # of the worlds before
         total += operate(seed, retention=retention).counts
     return total
+
+
+def seal_many(seeds, **options):
+    """Play histories in which a client seals the log; what happened in total."""
+    return sum((seal(seed, **options).counts for seed in seeds), Counter())
 
 
 class TestHistories:
@@ -130,6 +138,24 @@ class TestHistories:
         for what, least in {"acknowledged": 2000, "failovers": 40, "pending": 300, "complete": 300}.items():
             assert total[what] >= least // every, f"{what} happened {total[what]} times only, in {dict(total)}"
 
+    @pytest.mark.parametrize("every", sampled(60, matrix=6))
+    def test_an_acknowledged_seal_ends_the_log_for_good(self, every):
+        total = seal_many(range(0, 240, every))
+        total += seal_many(range(0, 240, every), climate=Climate.of_elections())
+        for what, least in {"sealed": 200, "seals in doubt": 200, "refused": 200, "failovers": 60}.items():
+            assert total[what] >= least // every, f"{what} happened {total[what]} times only, in {dict(total)}"
+
+    @pytest.mark.matrix
+    def test_an_acknowledged_seal_ends_the_log_while_its_members_change_and_in_either_tier(self):
+        seal_many(range(0, 200, 10), climate=of_changes(), reshaped=True)
+        seal_many(range(0, 200, 20), climate=Climate.of_tiers(), tiered=True)
+
+    @pytest.mark.slow
+    @pytest.mark.timeout(1800)
+    def test_an_acknowledged_seal_ends_the_log_for_good_in_a_long_time(self):
+        seal_many(range(60_000, 60_400))
+        seal_many(range(61_000, 61_400), climate=of_changes(), reshaped=True)
+
     @pytest.mark.slow
     @pytest.mark.timeout(1800)
     def test_nothing_is_lost_or_doubled_while_the_members_change_for_a_long_time(self):
@@ -183,7 +209,26 @@ GOOD = [
     final(entry("w0", 0), entry("w1", 0, 0, 2), entry("w1", 0, 1, 2)),
 ]
 
+SEALED = [
+    told("a", 1, "w0", 0, 0),
+    SealAcknowledged("a", 1, 1),
+    told("b", 2, "w0", 0, 0),
+    Refused("a", 1),
+    Shown("b", 1, leads=True, sealed=True),
+    replace(final(entry("w0", 0)), committed=2, sealed=("a", "b")),
+]
+
 BAD = {
+    "an append behind a seal": [SealAcknowledged("a", 1, 1), told("b", 2, "w0", 1, 1)],
+    "a seal below an append": [told("b", 2, "w0", 1, 1), SealAcknowledged("a", 2, 1)],
+    "a seal in an old term": [told("b", 2, "w0", 0, 0), SealAcknowledged("a", 1, 1)],
+    "a record that was read behind a seal": [Refused("a", 0), Read("b", 0, (entry("w0", 0),))],
+    "two seals": [Shown("a", 1, leads=False, sealed=True), Refused("b", 2)],
+    "a node that shows no seal any more": [Shown("a", 1, leads=False, sealed=True), Shown("a", 1, leads=False)],
+    "a primary that shows no seal": [SealAcknowledged("a", 1, 1), Shown("b", 1, leads=True)],
+    "a seal that is lost": [SealAcknowledged("a", 1, 1), final(entry("w0", 0))],
+    "a seal of some nodes": [replace(final(entry("w0", 0)), committed=2, sealed=("a",))],
+    "a seal that is not committed": [replace(final(entry("w0", 0)), sealed=("a", "b"))],
     "a lost acknowledgement": [told("a", 1, "w0", 1, 1), final(entry("w0", 0))],
     "one of unknown place that is lost": [told("a", 1, "w0", 1, None), final(entry("w0", 0))],
     "an acknowledged append elsewhere": [told("a", 1, "w1", 0, 0), final(entry("w0", 0), entry("w1", 0))],
@@ -213,6 +258,10 @@ BAD = {
 class TestTheChecker:
     def test_a_good_history_passes(self):
         check(GOOD)
+
+    def test_a_good_history_of_a_sealed_log_passes(self):
+        check(SEALED)
+        check([Shown("a", 0, leads=True), Wiped("b"), *SEALED])
 
     def test_a_node_that_lost_its_disk_may_begin_with_lower_terms(self):
         check([TermsSeen("a", 3, 3, 3), Wiped("a"), TermsSeen("a", 1, 0, 0)])
@@ -524,6 +573,43 @@ SLOT_TWINS = [
 ]
 
 
+def acknowledges_the_seal_before_it_is_durable(patch):
+    """Broken: a replica counts a seal of which it has only heard."""
+
+    def is_heard(self, heartbeat):
+        return heartbeat.sealed and heartbeat.durable == self.log.bounds().next + 1
+
+    patch.setattr(LogCopy, "seal_with", is_heard)
+
+
+def shows_a_seal_that_is_not_committed(patch):
+    """Broken: readers of a node see a seal as soon as its copy has it."""
+    bounds = ReadableLog.bounds
+    patch.setattr(ReadableLog, "bounds", lambda self: replace(bounds(self), sealed=self.log.bounds().sealed))
+
+
+def keeps_a_seal_that_the_primary_never_had(patch):
+    """Broken: a replica takes no seal back."""
+    patch.setattr("strandline.node.replicate.replica.take_back_seal", lambda *_: None)
+
+
+def refuses_appends_for_a_seal_that_is_not_committed(patch):
+    """Broken: a client is told that the log was sealed while that may get lost."""
+    patch.setattr(CommitWatermark, "check_seal", lambda _: None)
+
+
+SEALING_TWINS = [
+    (refuses_appends_for_a_seal_that_is_not_committed, ANYTHING, "shows no seal|sealed at"),
+    (acknowledges_the_seal_before_it_is_durable, ELECTIONS, "shows no seal|was sealed|show that the log was sealed"),
+    (shows_a_seal_that_is_not_committed, ELECTIONS, "shows none|sealed at|shows no seal"),
+    (
+        keeps_a_seal_that_the_primary_never_had,
+        ELECTIONS,
+        "does not know yet|was sealed|never acknowledged|show that the log was sealed",
+    ),
+]
+
+
 def is_not_fenced_in_the_store(patch):
     """Broken: a primary that was replaced finds the later claim, and goes on."""
     patch.setattr(ClaimCell, "_own", lambda _, known: known)
@@ -582,6 +668,13 @@ class TestBrokenTwins:
         twin(monkeypatch)
         with pytest.raises(Broken, match="leads, and has"):
             operate_many([*range(first, 400), *range(first)], retention)
+
+    @pytest.mark.matrix
+    @pytest.mark.parametrize(("twin", "climate", "finding"), SEALING_TWINS)
+    def test_is_caught_in_a_log_that_is_sealed(self, twin, climate, finding, monkeypatch):
+        twin(monkeypatch)
+        with pytest.raises(Broken, match=finding):
+            seal_many(range(400), climate=climate)
 
     @pytest.mark.matrix
     @pytest.mark.parametrize(("twin", "finding"), TIERED_TWINS)
