@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import TableNotFoundError
 
 import strandline as sl
+from strandline.followers.routes import follower, pacing
 from strandline.serve.config.changes import PartName
 from tests.serve.conftest import Running, Serve
 from tests.serve.test_parts import LOG
@@ -50,7 +51,11 @@ def members(running: Running) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in found["tables"]}
 
 
-def test_each_name_has_its_table_and_a_new_one_gets_it_when_it_appears(serve: Serve, shop: Any, tmp_path: Path) -> None:
+def test_each_name_has_its_table_and_a_new_one_gets_it_when_it_appears(
+    serve: Serve, shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pacing, "ALIGNED_SECONDS", 0.5)
+    monkeypatch.setattr(follower, "_NAMES_SECONDS", 0.5)  # the slot waits for the names, and the names for this
     running = serve(LOG + MANY)
     running.until(lambda: (held(tmp_path, "orders"), held(tmp_path, "users")) == ([1, 3], [2]))
     add(shop, ("new", 4), ("users", 5), ("users", "no number"))
