@@ -20,7 +20,7 @@ from strandline.model.head import WriterId
 from strandline.model.node import NO_HEARTBEAT
 from strandline.node.flight.security import ClientSecurity, ServerSecurity, Tokens
 from strandline.node.messages import Caller, Reached, TimedOut
-from strandline.node.replicate.divergence import take_back_seal
+from strandline.node.replicate.divergence import drop_uncommitted_seal
 from tests.node.nodes_by_hand import TERM, Cluster, records
 
 WAIT = 60.0
@@ -180,7 +180,7 @@ def test_a_committed_seal_is_not_taken_back_for_a_primary_that_lost_it(trio):
     trio.until(lambda: shown(trio, "b") == Bounds(0, 1, sealed=True))
     topology = replace(trio.nodes["a"].primary.topology(Caller("b")), sealed=False, durable=1)
     with pytest.raises(Diverged, match="everything below 2 was committed"):
-        take_back_seal(trio.nodes["b"].copy, topology, 2, "b")
+        drop_uncommitted_seal(trio.nodes["b"].copy, topology, 2, "b")
     assert is_sealed(trio, "b")
     trio.nodes["b"].copy.unseal()
     trio.kill("a")

@@ -198,8 +198,8 @@ class PrimaryRole:
 
         ``CommitTimedOut`` if the policy is not satisfied in time, ``Fenced`` if this node does not lead.
         """
-        self.membership.check_possible(self.watermark.required(None), self.watermark.offsets())
         with self._leading("nothing was sealed"):
+            self.membership.check_possible(self.watermark.required(None), self.watermark.offsets())
             self.log.seal()
         if not self.watermark.wait_for_seal(timeout) and self.leadership.is_held:
             raise CommitTimedOut(

@@ -100,7 +100,7 @@ def truncate_tail(copy: LogCopy, to: int, committed: int, name: str) -> None:
     )  # fmt: skip
 
 
-def take_back_seal(copy: LogCopy, topology: Topology, committed: int, name: str) -> None:
+def drop_uncommitted_seal(copy: LogCopy, topology: Topology, committed: int, name: str) -> None:
     """Take the copy's seal back if the primary's log was not sealed there; ``Diverged`` if it was committed."""
     bounds = copy.log.bounds()
     if bounds.sealed and not (topology.sealed and topology.durable == bounds.extent):

@@ -33,9 +33,9 @@ from strandline.node.options import NodeOptions
 from strandline.node.replicate.bootstrap import bootstrap
 from strandline.node.replicate.divergence import (
     check_replaceable,
+    drop_uncommitted_seal,
     keep_tail,
     stepped_back,
-    take_back_seal,
     truncate_tail,
 )
 from strandline.node.replicate.incoming import AckSender, IncomingBatches
@@ -235,7 +235,7 @@ class ReplicaRole:
         overlap = since.next - 1 if since.next > max(copy.log.bounds().first, topology.first) else since.next
         self.watermark.compared = None if overlap == since.next else overlap
         # Not before: a tail that the primary never had is truncated only now.
-        take_back_seal(copy, topology, self.watermark.shown, self._node_folder.state.name)
+        drop_uncommitted_seal(copy, topology, self.watermark.shown, self._node_folder.state.name)
         self.watermark.raise_to(topology.committed)
         self.watermark.learn(topology.committed, topology.term_start)
         # Bootstrap snapshots of this node's own leadership are stale: their replicas may have acknowledged more since.
