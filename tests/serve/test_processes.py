@@ -9,6 +9,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -39,6 +40,15 @@ def is_ready(url: str) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
+
+
+def status_of(url: str) -> int:
+    """The status of a HEAD request."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=60) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def file_of(folder: Path, text: str, port: int | None = None) -> str:
@@ -150,6 +160,49 @@ def test_a_changed_file_is_applied_by_reload_and_by_sighup(start: Start, run: Ru
     assert "nonsense" in done.stderr, "a file with an error is refused before anybody is asked"
     file_of(tmp_path, LOG, port)
     assert "No server of" in run("config", "reload", file).stderr
+
+
+def test_a_file_that_is_applied_under_load_loses_no_request_of_what_stays(
+    start: Start, orders: Any, tmp_path: Path
+) -> None:
+    """Logs and tables come and go while clients append to a log that stays, and one of them follows it."""
+    port = free_port()
+    other = '[logs.other]\naddress = "./other"\n'
+    sl.open(str(tmp_path / "other"), create=True).close()
+    process = start("serve", file_of(tmp_path, LOG, port))
+    url = address(process)
+    until(lambda: is_ready(url))
+    over = threading.Event()
+    sent: list[list[str]] = [[], []]
+
+    def write(writer: int) -> None:
+        while not over.is_set():
+            text = f"{writer}.{len(sent[writer])}"
+            request = urllib.request.Request(
+                f"{url}/v1/stream/orders", text.encode(), {"Content-Type": "application/octet-stream"}, method="POST"
+            )
+            with urllib.request.urlopen(request, timeout=60) as answer:  # an error ends the thread, and the test fails
+                assert answer.status == 204
+            sent[writer].append(text)
+
+    threads = [threading.Thread(target=write, args=(writer,)) for writer in range(2)]
+    for thread in threads:
+        thread.start()
+    for added in (other, TABLE, other + TABLE, "", TABLE):
+        file_of(tmp_path, LOG + added, port)
+        before = len(sent[0])
+        process.send_signal(signal.SIGHUP)
+        here = 200 if added.startswith(other) else 404
+        until(lambda here=here: status_of(f"{url}/v1/stream/other") == here)  # type: ignore[misc]
+        until(lambda before=before: len(sent[0]) > before + 3)  # type: ignore[misc]
+    assert all(thread.is_alive() for thread in threads)
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    found = [value for batch in orders.read() for value in batch.column("value").to_pylist()]
+    for writer in range(2):
+        assert [value.decode() for value in found if value.startswith(b"%d." % writer)] == sent[writer]
+    until(lambda: set(rows(tmp_path / "t.db")) == set(found))
 
 
 def test_the_supervisor_is_told_when_it_is_ready_alive_and_stopping(
