@@ -379,9 +379,9 @@ def shows_what_is_durable(patch):
 
     def durable(self):
         copy = self._copy()
-        return 0 if copy is None else copy.log.bounds().next
+        return 0 if copy is None else copy.log.bounds().extent
 
-    patch.setattr(ReplicaWatermark, "committed", property(durable))
+    patch.setattr(ReplicaWatermark, "_reached", property(durable))
 
 
 def believes_a_watermark_before_the_logs_agree(patch):
@@ -590,7 +590,7 @@ def shows_a_seal_that_is_not_committed(patch):
 
 def keeps_a_seal_that_the_primary_never_had(patch):
     """Broken: a replica takes no seal back."""
-    patch.setattr("strandline.node.replicate.replica.take_back_seal", lambda *_: None)
+    patch.setattr("strandline.node.replicate.replica.drop_uncommitted_seal", lambda *_: None)
 
 
 def refuses_appends_for_a_seal_that_is_not_committed(patch):

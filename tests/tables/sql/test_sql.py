@@ -41,6 +41,7 @@ from strandline.tables.sql import postgres as postgres_tables
 from strandline.tables.sql.sink import SqlSink
 from strandline.tables.sql.sqlite_transaction import SqliteTransaction
 from strandline.testing.sinks import DELETE, LOG, changes
+from strandline.testing.stores import together
 from tests.contracts.tables import TableContract
 from tests.forking import in_a_child
 from tests.matrix_cases import some
@@ -863,3 +864,21 @@ def test_deletes_and_puts_of_one_range_are_merged_by_offset(database):
     found = latest_of(database)
     assert found[b"1"] == b"again"
     assert b"2" not in found
+
+
+def test_tables_that_begin_at_once_in_a_new_database_all_begin(postgres, tmp_path):
+    """PostgreSQL's CREATE TABLE IF NOT EXISTS may fail when two transactions create the table of cursors at once."""
+    log = sl.open(str(tmp_path / "log"), create=True)
+    with log.producer() as producer:
+        producer.append(key=b"k", value=b"v").result(60)
+    for attempt in range(4):
+        with psycopg.connect(dsn_of(postgres), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE new_{attempt}")
+        dsn = dsn_of(postgres, f"new_{attempt}")
+        sinks = [sl.PostgresSink(dsn, table=f"t{number}", mode="append") for number in range(8)]
+        together(*(lambda sink=sink: sl.follow(log, sink, upto="end") for sink in sinks))
+        assert [sink.size().rows for sink in sinks] == [1] * 8
+
+
+def dsn_of(postgres, database="postgres"):
+    return f"host={postgres.host} port={postgres.port} user={postgres.user} dbname={database}"

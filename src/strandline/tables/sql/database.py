@@ -208,9 +208,13 @@ class SqlTransaction(ABC):
         found = self.run(f"SELECT {COLUMNS} FROM {self.cursors} WHERE target = $1", self.table).fetchone()  # noqa: S608
         return None if found is None else decoded_row(found)
 
+    def ensure_cursors(self) -> None:
+        """Create the table of cursors, if it is missing."""
+        self.run(f"CREATE TABLE IF NOT EXISTS {self.cursors} ({self.cursor_columns})")
+
     def store(self, row: CursorRow, before: CursorRow | None) -> bool:
         """Replace the cursor row; False if it is not ``before`` any more. None: there was no table."""
-        self.run(f"CREATE TABLE IF NOT EXISTS {self.cursors} ({self.cursor_columns})")
+        self.ensure_cursors()
         values = (
             *(self.table, row.name, str(row.cursor.log_id), str(row.cursor), row.cursor.next, row.epoch),
             *(row.identity, row.mode, encoded_columns(row), row.start, row.commit_id),

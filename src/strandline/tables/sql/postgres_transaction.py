@@ -85,6 +85,12 @@ class PostgresTransaction(SqlTransaction):
         self.run(f"CREATE TABLE {self.named()} ({definitions(changes.schema, changes.primary, postgres_type)})")
         return str(self.identity())
 
+    def ensure_cursors(self) -> None:
+        """Create the table of cursors, if it is missing: one follower at a time, as IF NOT EXISTS alone is no lock."""
+        if not self.seen_columns(self.cursors):
+            self.run("SELECT pg_advisory_xact_lock($1, hashtext($2))", _LOCK_KEY, self.cursors)
+            super().ensure_cursors()
+
     def describe(self, text: str) -> None:
         """Make it the comment on the table. Such a statement takes no parameters."""
         literal = text.replace("'", "''")
