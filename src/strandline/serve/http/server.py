@@ -8,7 +8,7 @@ import logging
 import socket
 import threading
 from collections.abc import Iterator
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 
 from strandline.errors import MissingExtra, StorageError
 from strandline.serve.http.limits import HttpLimits
@@ -17,6 +17,7 @@ from strandline.serve.http.tls import ServerTls
 
 try:
     import uvicorn
+    from httptools import HttpParserUpgrade, HttpRequestParser
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 except ImportError as _error:  # pragma: no cover - the extra is there in development
     raise MissingExtra("The HTTP server needs the extra 'http': pip install 'strandline[http]'.") from _error
@@ -24,6 +25,42 @@ except ImportError as _error:  # pragma: no cover - the extra is there in develo
 _BACKLOG: Final = 2048
 _KEEP_ALIVE: Final = 65
 _DRAIN_SECONDS: Final = 10
+
+
+class _Parser:
+    """A parser of requests that ignores offers of an upgrade, as a server may (RFC 9110, 7.8).
+
+    Clients in Java offer HTTP/2 with each request without TLS. httptools stops behind the headers of such a request,
+    and its body would be lost: so the request is parsed once more, without the offer.
+    """
+
+    def __init__(self, guarded: Guarded) -> None:
+        self._guarded = guarded
+        self._parser = self._new()
+
+    def _new(self) -> Any:
+        parser = HttpRequestParser(self._guarded)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        return parser
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
+
+    def feed_data(self, data: bytes) -> None:
+        """Parse what has come; ``HttpParserUpgrade`` only behind a CONNECT, which is nothing without its upgrade."""
+        rest = memoryview(data)
+        while True:
+            try:
+                self._parser.feed_data(rest)
+            except HttpParserUpgrade as stopped:
+                head = self._guarded.head_without_offer
+                if head is None:
+                    raise
+                rest = rest[stopped.args[0] :]
+                self._parser = self._new()
+                self._parser.feed_data(head)
+            else:
+                return
 
 
 class Guarded(HttpToolsProtocol):
@@ -34,6 +71,13 @@ class Guarded(HttpToolsProtocol):
     _stalled: asyncio.TimerHandle | None = None
     _in_headers = True
     _header_bytes = 0
+    head_without_offer: bytes | None = None
+    """Of a request that offers an upgrade: its line and its headers without the offer. It is parsed by these again."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """As uvicorn makes it."""
+        super().__init__(*args, **kwargs)
+        self.parser = cast("HttpRequestParser", _Parser(self))
 
     def connection_made(self, transport: Any) -> None:
         """Take a connection, unless there are too many."""
@@ -73,7 +117,7 @@ class Guarded(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """A request begins."""
-        self._in_headers = True
+        self._in_headers, self.head_without_offer = True, None
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -83,14 +127,24 @@ class Guarded(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The headers of a request have come."""
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self.head_without_offer = self._without_offer()
+            return
         self._in_headers, self._header_bytes = False, 0
         self._stop_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """The body of a request has come."""
+        if self.head_without_offer is not None:
+            return
         super().on_message_complete()
         self._in_headers = True
+
+    def _without_offer(self) -> bytes:
+        line = b"%b %b HTTP/%b\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        kept = [name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade"]
+        return line + b"".join(kept) + b"\r\n"
 
     def _expect_headers(self) -> None:
         if self._timer is None:
