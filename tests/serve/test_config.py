@@ -78,6 +78,7 @@ sink = "s3://bucket/tables/orders"
 follow = false
 mode = "latest"
 schema = "orders.json"
+envelope = "debezium"
 key = ["id"]
 tombstones = "key"
 partition_by = ["day(time)"]
@@ -294,6 +295,12 @@ WRONG = [
         "raw = true",
         "raw = true",
         "schema decodes values: leave out raw.",
+    ),
+    pytest.param(
+        'schema = "orders.json"\n',
+        "",
+        'envelope = "debezium"',
+        "the envelope is around rows: name their schema by schema.",
     ),
     pytest.param(
         'by = "header:table"',

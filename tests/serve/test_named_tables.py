@@ -100,6 +100,39 @@ def test_a_table_that_fails_is_told_and_stops_no_other(serve: Serve, shop: Any, 
     running.until(lambda: held(tmp_path, "users") == [2])
 
 
+def test_change_events_of_many_tables_become_rows_and_a_delete_takes_its_row_away(
+    serve: Serve, orders: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "schemas").mkdir()
+    for name, field, kind in (("orders", "city", "string"), ("users", "age", "integer")):
+        fields = {"id": {"type": "integer"}, field: {"type": kind}}
+        (tmp_path / "schemas" / f"{name}.json").write_text(json.dumps({"type": "object", "properties": fields}))
+    first, second = {"id": 1, "city": "Oslo"}, {"id": 2, "city": "Turin"}
+    events = [
+        ("r", "orders", None, first),
+        ("r", "orders", None, second),
+        ("c", "users", None, {"id": 1, "age": 30}),
+        ("u", "orders", None, {**second, "city": "Rome"}),
+        ("d", "orders", {"id": 1, "city": None}, None),
+    ]
+    with orders.producer() as producer:
+        for op, table, before, after in events + events[3:]:  # a capture tool may repeat its last events
+            event = {"op": op, "source": {"table": table}, "before": before, "after": after}
+            producer.append(value=json.dumps(event).encode())
+    many = 'log = "orders"\nby = "source.table"\nschema = "./schemas/{name}.json"\nenvelope = "debezium"\n'
+    latest = f'[tables.shop]\n{many}sink = "./tables/{{name}}"\nkey = ["id"]\n'
+    running = serve(LOG + latest + f'[tables.all]\n{many}sink = "./all/{{name}}"\nmode = "append"\n')
+    running.until(lambda: {running.state("tables", name).position for name in ("shop", "all")} == {7})
+
+    def rows(name: str) -> list[dict[str, Any]]:
+        found = DeltaTable(str(tmp_path / name)).to_pyarrow_table().to_pylist()
+        return [{key: value for key, value in row.items() if not key.startswith("_")} for row in found]
+
+    running.until(lambda: rows("tables/orders") == [{"id": 2, "city": "Rome"}])
+    assert rows("tables/users") == [{"id": 1, "age": 30}]
+    assert [row["city"] for row in rows("all/orders")].count("Rome") == 2, "a table of all changes has repetitions"
+
+
 def test_records_without_a_name_stop_the_part_or_go_where_the_file_says(
     serve: Serve, shop: Any, tmp_path: Path
 ) -> None:

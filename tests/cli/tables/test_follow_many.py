@@ -119,3 +119,27 @@ def test_names_are_remembered_beside_the_tables(table, place):
 )
 def test_what_does_not_fit_together_is_said(run, shop, more, said):
     assert said in " ".join(run("follow", "./shop", *more, "--until", "end").stderr.replace("│", "").split())
+
+
+def test_change_events_become_rows_by_the_envelope_and_the_table_is_verified_with_it(run, shop):
+    schema(shop, "orders", id="integer", x="integer")
+    run("create", "./events")
+    rows = [{"id": 1, "x": 1}, {"id": 2, "x": 2}]
+    changes = [("r", None, rows[0]), ("c", None, rows[1]), ("u", rows[1], {"id": 2, "x": 3}), ("d", rows[0], None)]
+    lines = [{"op": op, "before": before, "after": after, "table": "orders"} for op, before, after in changes]
+    given = "".join(json.dumps({"value": line}) + "\n" for line in lines)
+    run("produce", "./events", "--format", "json", given=given)
+    schemas = ("--schema", "./schemas/{name}.json", "--envelope", "debezium", "--key", "id")
+    run("follow", "./events", TABLES, "--by", "table", *schemas, "--until", "end")
+    assert held(shop, "orders") == [3]
+    verify = ("table", "verify", "./tables/orders", "./events", "--schema", "./schemas/orders.json", "--key", "id")
+    assert run(*verify, "--envelope", "debezium").exit_code == 0
+    assert run(*verify).exit_code != 0
+
+
+@pytest.mark.parametrize("more", [(), ("--infer",)])
+def test_an_envelope_without_a_schema_is_refused(run, shop, more):
+    refused = run("follow", "./shop", "./tables/all", "--envelope", "debezium", *more, "--until", "end")
+    assert refused.exit_code != 0
+    assert "--schema" in refused.stderr
+    assert not (shop / "tables").exists()

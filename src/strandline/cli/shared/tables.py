@@ -14,7 +14,7 @@ from strandline.cli.shared.decoding import say_notes
 from strandline.cli.shared.options import argument, flag, option
 from strandline.errors import InvalidInput
 from strandline.tables.maintain.contract import MaintainedTable, RecordedTable
-from strandline.tables.maintain.following import followed_value
+from strandline.tables.maintain.following import Envelope, followed_value
 from strandline.tables.rows.logged import Value
 from strandline.tables.rows.partitions import Layout, Upkeep
 from strandline.values.schema.json_schema_text import json_schema_of
@@ -34,6 +34,14 @@ class RowOptions:
     """The options of commands for a table that say how records become its rows."""
 
     schema: Schema = None
+    envelope: Annotated[
+        Envelope | None,
+        option(
+            "KIND",
+            "The values are change events around rows of the schema: debezium, with before, after and op; or "
+            "before-after, with these two alone. A delete takes the row away.",
+        ),
+    ] = None
     key: Annotated[list[str] | None, option("COLUMN", "A column that identifies a row; may be repeated.")] = None
     tombstones: Annotated[
         Literal["key", "json", "dead-letters"] | None,
@@ -47,7 +55,7 @@ class RowOptions:
 
     def value(self, log: Any) -> Value | None:
         """The codec of the values: by the schema, else as the log says, if it does; None for bytes."""
-        return followed_value(log, None, schema=self.schema)
+        return followed_value(log, None, schema=self.schema, envelope=self.envelope)
 
     def shape(self, value: Value | None) -> dict[str, Any]:
         """The arguments of a sink."""
@@ -78,6 +86,8 @@ class DecodingOptions:
         """Refuse what does not go together."""
         if self.raw and rows.schema is not None:
             raise typer.BadParameter("--schema decodes values: leave out --no-decode.")
+        if rows.envelope is not None and rows.schema is None:
+            raise typer.BadParameter("--envelope is around rows: name their schema, --schema FILE.")
         if self.infer and (self.raw or rows.schema is not None or has_many):
             raise typer.BadParameter("--infer goes with neither --schema nor --no-decode nor --by.")
 
@@ -85,7 +95,8 @@ class DecodingOptions:
         """The codec of the values, and the inferred schema that a new table is to record."""
         known = None if recorded is None or self.raw or rows.schema is not None else recorded.inferred
         if not self.infer or known is not None:
-            return followed_value(log, recorded, schema=rows.schema, raw=self.raw), known
+            value = followed_value(log, recorded, schema=rows.schema, envelope=rows.envelope, raw=self.raw)
+            return value, known
         if recorded is not None:
             raise InvalidInput("The table is there already, and its columns were not inferred: leave out --infer.")
         found = sl.bulk.infer(log)

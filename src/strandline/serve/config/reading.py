@@ -186,6 +186,8 @@ class _FileReader:
     def _check_table(self, path: KeyPath, table: TableSection) -> None:
         if table.raw and table.schema is not None:
             raise self._refusal((*path, "raw"), "schema decodes values: leave out raw")
+        if table.envelope is not None and table.schema is None:
+            raise self._refusal((*path, "envelope"), "the envelope is around rows: name their schema by schema")
         if table.by is None:
             for key in ("unrouted", "without", "names"):
                 if getattr(table, key):

@@ -172,6 +172,8 @@ class TableSection(Section, frozen=True, kw_only=True):
     schema: str | None = None
     """Decode JSON values by the JSON Schema or Avro schema in this file, which may have ``{name}``; without it as the
     log names its format."""
+    envelope: Literal["debezium", "before-after"] | None = None
+    """The values are change events around rows of the ``schema``."""
     raw: bool = False
     """Keys and values as bytes, also of a log that names a format."""
     key: tuple[str, ...] = ()

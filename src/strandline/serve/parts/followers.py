@@ -106,7 +106,9 @@ class TableFollower:
             letters=given.dead_letters and named(given.dead_letters, name),
             layout=Layout(given.partition_by, given.cluster_by, upkeep),
             options=options,
-            value=followed_value(log, recorded, schema=schema, raw=given.raw, disk=access.env.disk),
+            value=followed_value(
+                log, recorded, schema=schema, envelope=given.envelope, raw=given.raw, disk=access.env.disk
+            ),
             key=given.key,
             tombstones=given.tombstones,
         )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 from strandline.errors import InvalidInput
 from strandline.model.addresses import Address, as_address
@@ -14,9 +14,15 @@ from strandline.tables.maintain.opening import is_in_database, sink_at, value_of
 from strandline.tables.rows.kinds import Mode
 from strandline.tables.rows.logged import Value
 from strandline.tables.rows.partitions import Layout
+from strandline.values.codecs.envelopes import BeforeAfter, Debezium
 from strandline.values.codecs.structs import Json
+from strandline.values.contract import Codec
 from strandline.values.schema.files import json_codec
 
+Envelope: TypeAlias = Literal["debezium", "before-after"]
+"""Change events around rows: Debezium's, or plain ``before`` and ``after``."""
+
+_ENVELOPES: Final[dict[Envelope, Callable[[Codec], Codec]]] = {"debezium": Debezium, "before-after": BeforeAfter}
 _PLAIN: Final = Layout()
 
 
@@ -51,14 +57,22 @@ def followed_value(
     recorded: RecordedTable | None,
     *,
     schema: str | PathLike[str] | None,
+    envelope: Envelope | None = None,
     raw: bool = False,
     disk: Disk = DISK,
 ) -> Value | None:
-    """The codec of a table's values: by a schema, else as it was inferred, else as the log says; None for bytes."""
+    """The codec of a table's values: by a schema, else as it was inferred, else as the log says; None for bytes.
+
+    With an ``envelope`` the values are change events, and the schema is that of their rows. ``InvalidInput`` for an
+    envelope without a schema.
+    """
+    if envelope is not None and schema is None:
+        raise InvalidInput(f"The envelope {envelope} is around rows: name their schema, too.")
     if raw:
         return None
     if schema is not None:
-        return json_codec(schema, disk)
+        codec = json_codec(schema, disk)
+        return codec if envelope is None else _ENVELOPES[envelope](codec)
     if recorded is not None and recorded.inferred is not None:
         return Json(recorded.inferred)
     return value_of(log)
