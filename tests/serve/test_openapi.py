@@ -29,8 +29,12 @@ include-name = "{SLOTS}"
 include-name = "{SLOTS}/{{slot}}/reset"
 parameters."path.slot" = "moved"
 {ANSWERS}
+[[operations]]
+include-name = "POST /v1/logs/{{log}}/retention"
+{ANSWERS}
 """
-"""Names that are there. Which offsets a log has is no matter of a schema: others are 400."""
+"""Names that are there. Which offsets a log has, and how a retention is written, is no matter of a schema: others are
+400."""
 
 
 @pytest.mark.matrix

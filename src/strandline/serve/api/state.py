@@ -226,7 +226,7 @@ class ServerState:
         self._server.log(log)
         node = self._server.served(log).node
         if node is None:
-            raise InvalidInput(f"The log {log!r} has no node in this process: promote one where it runs.")
+            raise NotFound(f"The log {log!r} has no node in this process: promote one where it runs.")
         before = node.status()
         leads = before.condition == Condition.LEADING
         if not leads and not asked.dry_run:
