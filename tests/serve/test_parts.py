@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -292,3 +293,23 @@ def test_clients_create_logs_under_the_root_of_the_streams(serve: Serve, tmp_pat
     assert running.ask("/v1/stream/made?offset=-1") == (200, 1)
     assert (tmp_path / "streams").is_dir()
     assert serve('[process]\nfolder = "other"\n').ask("/v1/stream/made", method="PUT", body=b"1")[0] in (403, 404, 501)
+
+
+@pytest.mark.parametrize("kind", ["objects", "wal", "node"])
+def test_a_log_that_the_file_makes_has_its_content_type_and_no_other(serve: Serve, tmp_path: Path, kind: str) -> None:
+    address = {"objects": "./new", "wal": f"wal://{tmp_path}/new", "node": "./new"}[kind]
+    node = '[logs.new.node]\nname = "a"\nlead = true\nlisten = "127.0.0.1:0"\n' if kind == "node" else ""
+    section = f'[logs.new]\naddress = "{address}"\ncreate = true\ncontent_type = "%s"\n{node}'
+    running = serve(section % "application/json")
+    running.until_works("logs", "new")
+    request = urllib.request.Request(
+        f"{running.url}/v1/stream/new", b'[{"n": 1}, {"n": 2}]', {"Content-Type": "application/json"}, method="POST"
+    )
+    running.until(lambda: running.state("logs", "new").status is Status.RUNNING)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.status == 204
+    assert running.ask("/v1/stream/new?offset=-1") == (200, [{"n": 1}, {"n": 2}])
+    running.server.stop()
+    other = serve(section % "text/plain")
+    other.until(lambda: other.state("logs", "new").error)
+    assert "application/json" in str(other.state("logs", "new").error)

@@ -108,6 +108,8 @@ class LogSection(Section, frozen=True, kw_only=True):
     """Its address; of a node its folder."""
     create: bool = False
     """Make it if there is none."""
+    content_type: str | None = None
+    """The media type of its values, which a new log records for good, and another one has to have."""
     options: Options = {}
     """Settings of its object store, by obstore's names."""
     retention: Policy | None = None

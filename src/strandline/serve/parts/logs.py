@@ -57,11 +57,20 @@ class Opening:
         """Options with their secrets; None for none."""
         return revealed(options, self.environment, self.env.disk) or None
 
-    def open(self, address: str, options: Mapping[str, Any] | None = None, *, create: bool = False) -> Any:
+    def open(
+        self,
+        address: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        create: bool = False,
+        content_type: str | None = None,
+    ) -> Any:
         """The log at an address, with its cold tier."""
         security = self.client if ParsedAddress.of(address).is_node else None
         given = self.options(options or {})
-        return open_url(address, create=create, options=given, security=security, env=self.env)
+        return open_url(
+            address, create=create, content_type=content_type, options=given, security=security, env=self.env
+        )
 
 
 class ServedLog:
@@ -138,7 +147,7 @@ class ServedLog:
 
     def _opened(self) -> Any:
         given = self.settings
-        log = self._access.open(given.address, given.options, create=given.create)
+        log = self._access.open(given.address, given.options, create=given.create, content_type=given.content_type)
         hot = hot_tier(log)
         if isinstance(hot, ObjectLog):
             apply_retention(hot, given)
@@ -177,6 +186,7 @@ class ServedLog:
             url=given.url,
             lead=given.lead,
             create=log.create,
+            content_type=log.content_type,
             upstream=given.upstream,
             lease=given.lease,
             lease_seconds=float(given.lease_seconds),
