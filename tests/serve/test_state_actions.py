@@ -76,7 +76,7 @@ def test_the_nodes_of_a_log_and_what_a_log_without_nodes_says(serve: Serve, orde
     topology = found["topology"]
     assert (topology["primary"], topology["term"], topology["policy"], topology["members"]) == ("a", 1, "local", [])
     assert running.ask("/v1/logs/orders/nodes")[0] == 404
-    assert post(running, "/v1/logs/orders/promote")[0] == 400
+    assert post(running, "/v1/logs/orders/promote")[0] == 404
 
 
 def test_a_node_is_promoted_and_a_dry_run_changes_nothing(serve: Serve, tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_dry_run_of_any_action_changes_nothing(serve: Serve, lettered: Any, tm
         where = path.format(log="orders", slot="billing", table="t", section="tables", name="t", verb="pause")
         status, done = post(running, where, dry_run=True, **BODIES.get(path, {}))
         if path.endswith("promote"):
-            assert status == 400, "the log has no node"
+            assert status == 404, "the log has no node"
         else:
             assert (status, done["dry_run"]) == (200, True), (path, done)
         assert seen() == before, path
