@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Generator, Iterator
 from typing import Final, final
 
-from strandline.errors import CommitTimedOut, ExpectationFailed, Fenced, LogClosed, Overloaded, Sealed
+from strandline.errors import CommitTimedOut, ExpectationFailed, Fenced, LogClosed, NotFound, Overloaded, Sealed
 from strandline.log.slots.resume import Cause, FullRebootstrap, PartialResync, plan_resume
 from strandline.model.cursor import Cursor
 from strandline.model.head import WriterId, WriterState
@@ -122,9 +122,8 @@ class PrimaryRole:
     def change_members(self, change: Change, *, force: bool = False) -> Membership:
         """Begin a change of the log's nodes or of its policy; returns the record that is in force.
 
-        It is complete once that record, and all that was committed before, is durable under both policies; until then
-        commits need both. ``NotReady`` while another change is pending, or while too few replicas have caught up.
-        ``force`` asks the former members for nothing: what only they have is lost.
+        It is complete once that record, and all that was committed before, is durable under both policies. ``NotReady``
+        while another is pending, or too few replicas have caught up. ``force`` gives up what only former members have.
         """
         self.leadership.check("nothing was changed")
         before, after = self.membership.begin(change, self.registry, self._reached, force=force)
@@ -147,7 +146,8 @@ class PrimaryRole:
     def drop_strangers(self) -> None:
         """Unregister the replicas that were removed from the log: their slots pin nothing."""
         for name in self.membership.strangers(self.replicas.now):
-            self.unregister(Caller(name))
+            with contextlib.suppress(NotFound):  # another thread has just dropped it
+                self.unregister(Caller(name))
 
     # --- appending ---------------------------------------------------------------------------------------------
 
