@@ -24,13 +24,6 @@ class SealingContract(LogOwner):
 
     sealing_appends: ClassVar[int] = 40
     """Number of appends of each thread that races with a seal."""
-    seals: ClassVar[bool] = True
-    """Whether this kind of log can be sealed."""
-
-    @pytest.fixture(autouse=True)
-    def _seals(self) -> None:
-        if not self.seals:
-            pytest.skip("this kind of log cannot be sealed yet")
 
     def test_a_log_is_not_sealed_until_it_is(self, log: Log) -> None:
         append(log, b"a", number=0)
